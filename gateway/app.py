@@ -87,7 +87,6 @@ def _middleware(
             authenticator=services.authenticator,
             operations=operations,
             starts=services.starts,
-            sign_in=services.sign_in,
         ),
         Middleware(
             RateLimit,
@@ -148,7 +147,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     await services.streams.close()
     await services.responses.close(ABORT_S)
     await services.lifecycle.close()
-    if services.sign_in.provider is not None:
-        await services.sign_in.provider.close()
+    if services.authenticator.provider is not None:
+        await services.authenticator.provider.close()
     if app.state.tracing is not None:
         await asyncio.to_thread(app.state.tracing.close)

@@ -19,6 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.client.fleets import Fleets
@@ -55,77 +56,65 @@ class Session(Protocol):
         """Send the error, and close."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Lifecycle:
     """Starts and stops the parts of the gateway in the right order."""
 
-    def __init__(
-        self,
-        *,
-        engine: Fleets,
-        store: Store,
-        ledger: Ledger,
-        journal: Journal,
-        background: Background,
-        sessions: set[Session],
-        readers: Readers,
-        admission: Admission,
-        generations: Generations,
-        compilers: Sequence[GrammarChecker],
-        shutdown_timeout_s: float,
-    ) -> None:
-        self.sessions = sessions
-        self._readers = readers
-        self._engine = engine
-        self._store = store
-        self._ledger = ledger
-        self._journal = journal
-        self._background = background
-        self._admission = admission
-        self._generations = generations
-        self._compilers = compilers
-        self._timeout_s = shutdown_timeout_s
+    engine: Fleets
+    store: Store
+    ledger: Ledger
+    journal: Journal
+    background: Background
+    sessions: set[Session]
+    readers: Readers
+    admission: Admission
+    generations: Generations
+    compilers: Sequence[GrammarChecker]
+    timeout_s: float
+
+    def __post_init__(self) -> None:
         self._hurried = asyncio.Event()
         self._closed = False
         self._warm_ups: list[asyncio.TimerHandle] = []
 
     @property
     def draining(self) -> bool:
-        return self._admission.draining
+        return self.admission.draining
 
     @property
     def failing(self) -> Sequence[str]:
         """The work beside the requests that is down for long, by name."""
-        return self._background.down
+        return self.background.down
 
     def start(self) -> None:
         """Start the background work. The event loop must be running."""
         try:
-            if (num_events := self._ledger.replay()) > 0:
+            if (num_events := self.ledger.replay()) > 0:
                 logger.info("startup: settle %d requests of dead processes", num_events)
         except OSError as error:
             logger.error("startup: settlements of dead processes stay in their files: %s", error)
-        self._background.start()
+        self.background.start()
         loop = asyncio.get_running_loop()
         self._warm_ups = [
-            loop.call_later(WARM_UP_AFTER_S, compiler.start) for compiler in self._compilers
+            loop.call_later(WARM_UP_AFTER_S, compiler.start) for compiler in self.compilers
         ]
 
     async def drain(self) -> None:
         if self.draining:
             return
         logger.info("shutdown: refuse")
-        self._admission.drain()
+        self.admission.drain()
         logger.info("shutdown: tell %d WebSockets", len(self.sessions))
         for session in list(self.sessions):
             session.drain()
-        logger.info("shutdown: wait for %d requests", len(self._generations))
+        logger.info("shutdown: wait for %d requests", len(self.generations))
         await self._wait_idle_or_hurry()
         error = Draining("The server is shutting down.", retry_after_s=1)
-        if len(self._generations):
-            logger.warning("shutdown: abort %d requests", len(self._generations))
-            self._generations.fail_all(error)
-            await self._generations.wait_idle(ABORT_S)
-        self._readers.refuse_all(error)
+        if len(self.generations):
+            logger.warning("shutdown: abort %d requests", len(self.generations))
+            self.generations.fail_all(error)
+            await self.generations.wait_idle(ABORT_S)
+        self.readers.refuse_all(error)
 
     def hurry(self) -> None:
         """Abort at once the requests that ``drain`` waits for."""
@@ -137,37 +126,35 @@ class Lifecycle:
             asyncio.create_task(self._hurried.wait()),
         )
         try:
-            await asyncio.wait(
-                waiting, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(waiting, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waiting:
                 task.cancel()
 
     async def _wait_idle(self) -> None:
-        await self._generations.wait_idle(self._timeout_s)
-        await self._readers.wait_empty()
+        await self.generations.wait_idle(self.timeout_s)
+        await self.readers.wait_empty()
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        deadline = time.monotonic() + max(ABORT_S, self._timeout_s / 2)
+        deadline = time.monotonic() + max(ABORT_S, self.timeout_s / 2)
         logger.info("shutdown: settle")
-        await self._generations.drain(deadline - time.monotonic())
-        await self._ledger.drain(max(0.0, deadline - time.monotonic()))
+        await self.generations.drain(deadline - time.monotonic())
+        await self.ledger.drain(max(0.0, deadline - time.monotonic()))
         logger.info("shutdown: close")
-        await self._background.stop()  # Not before, because it renews the leases of reservations.
+        await self.background.stop()  # Not before, because it renews the leases of reservations.
         for warm_up in self._warm_ups:
             warm_up.cancel()
-        for compiler in self._compilers:
+        for compiler in self.compilers:
             await asyncio.to_thread(compiler.close)
-        self._admission.prompt_threads.close()
-        await self._engine.close()
+        self.admission.prompt_threads.close()
+        await self.engine.close()
         # Only the end of a hanging engine ends the requests that it did not answer.
-        await self._generations.wait_idle(ABORT_S)
-        await self._generations.drain(ABORT_S)
-        self._generations.close()
-        await self._ledger.close()
-        self._journal.close()
-        await self._store.close()
+        await self.generations.wait_idle(ABORT_S)
+        await self.generations.drain(ABORT_S)
+        self.generations.close()
+        await self.ledger.close()
+        self.journal.close()
+        await self.store.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from starlette.websockets import WebSocket
 
 from engine.client.fleet import Fleet
 from engine.client.fleets import Fleets
-from gateway import context
 from gateway.admin.adapters import Adapters
 from gateway.admin.revocations import Revocations
 from gateway.admin.webhooks import WebhookSender
@@ -49,13 +48,13 @@ from gateway.sockets import open_sockets
 from gateway.sockets.chat_session import ChatSession
 from gateway.sockets.open_sockets import OpenSockets
 from gateway.sockets.responses_session import ResponsesSession
+from gateway.sockets.session import Shared
 from gateway.sockets.tickets import Tickets
 from gateway.streams.archive import StreamArchive
 from gateway.streams.log import StreamLog
 from gateway.streams.streams import Streams
 from gateway.transport.cork import Cork
 from tenants import upkeep
-from tenants.authenticator import Authenticator
 from tenants.changes import Change, ChangeListener
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
@@ -67,18 +66,35 @@ from tenants.usage import Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """All parts that routes and middleware need. ``create_services`` makes it."""
+class Base:
+    """The parts that several others are made of."""
 
     config: Config
+    worker_id: str
+    """This process, for the others."""
     engine: Fleets
     store: Store
     secrets: Secrets
     metrics: Metrics
+    # Text
+    models: ServedModels
+    prompt_threads: PromptThreads
+    grammar_lanes: Lanes
+    """One grammar of each tenant is checked at a time, so that a slow one holds up its owner
+    only."""
+    # Keys, limits and usage
+    journal: Journal
+    ledger: Ledger
     quota: Quota
-    authenticator: Authenticator
-    sign_in: SignIn
-    """The authenticator, as the one who signs people in on the pages."""
+    last_used: LastUsed
+    authenticator: SignIn
+    """Also signs people in on the pages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services(Base):
+    """All parts that routes and middleware need. ``create_services`` makes it."""
+
     revocations: Revocations
     generations: Generations
     admission: Admission
@@ -88,7 +104,6 @@ class Services:
     responses: Responses
     conversations: ConversationItems
     chats: KeptChats
-    models: ServedModels
     adapters: Adapters
     uploads: Uploads
     batches: BatchRunner
@@ -103,30 +118,13 @@ class Services:
 
     def chat_session(self, socket: WebSocket, api_key: str | None) -> ChatSession:
         """A session over a socket not yet accepted."""
-        return ChatSession(
-            socket,
-            context.of(socket.scope),
-            api_key=api_key,
-            config=self.config.server,
-            models=self.models,
-            authenticator=self.authenticator,
-            starts=self.starts,
-            admission=self.admission,
-            generations=self.generations,
-            streams=self.streams,
-        )
+        shared = Shared(self.config.server, self.authenticator, self.starts)
+        return ChatSession(socket, api_key, shared, self.admission, self.generations, self.streams)
 
     def responses_session(self, socket: WebSocket, api_key: str | None) -> ResponsesSession:
         """A session over a socket not yet accepted."""
-        return ResponsesSession(
-            socket,
-            context.of(socket.scope),
-            api_key=api_key,
-            config=self.config.server,
-            authenticator=self.authenticator,
-            starts=self.starts,
-            responses=self.responses,
-        )
+        shared = Shared(self.config.server, self.authenticator, self.starts)
+        return ResponsesSession(socket, api_key, shared, self.responses)
 
 
 def create_services(
@@ -179,17 +177,10 @@ def create_services(
         admission=admission,
         generations=generations,
         compilers=[model.compiler for model in models.all],
-        shutdown_timeout_s=config.server.shutdown_timeout_s,
+        timeout_s=config.server.shutdown_timeout_s,
     )
     return Services(
-        config=config,
-        engine=engine,
-        store=store,
-        secrets=secrets,
-        metrics=base.metrics,
-        quota=base.quota,
-        authenticator=base.authenticator,
-        sign_in=base.authenticator,
+        **{part.name: getattr(base, part.name) for part in fields(Base)},
         revocations=revocations,
         generations=generations,
         admission=admission,
@@ -199,7 +190,6 @@ def create_services(
         responses=_create_responses(base, conversations, peers, admission, generations),
         conversations=conversations,
         chats=KeptChats(config, store.chats),
-        models=models,
         adapters=adapters,
         uploads=Uploads(config, store.files),
         batches=batches,
@@ -211,38 +201,13 @@ def create_services(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Base:
-    """The parts that several others are made of."""
-
-    config: Config
-    worker_id: str
-    """This process, for the others."""
-    engine: Fleets
-    store: Store
-    secrets: Secrets
-    metrics: Metrics
-    # Text
-    models: ServedModels
-    prompt_threads: PromptThreads
-    grammar_lanes: Lanes
-    """One grammar of each tenant is checked at a time, so that a slow one holds up its owner
-    only."""
-    # Keys, limits and usage
-    journal: Journal
-    ledger: Ledger
-    quota: Quota
-    last_used: LastUsed
-    authenticator: SignIn
-
-
 def _create_base(
     config: Config,
     engine: Fleets,
     store: Store,
     secrets: Secrets,
     metrics_folder: Path | None,
-) -> _Base:
+) -> Base:
     threads = PromptThreads()
     models = ServedModels([Model.load(one, engine[one.model_name], threads) for one in config.each])
     metrics = Metrics(metrics_folder)
@@ -251,7 +216,7 @@ def _create_base(
     ledger = Ledger(store, journal=journal)
     last_used = LastUsed(store)
     worker_id = new_worker_id()
-    return _Base(
+    return Base(
         config=config,
         worker_id=worker_id,
         engine=engine,
@@ -287,7 +252,7 @@ def _authenticator(config: Config, store: Store, pepper: bytes, last_used: LastU
 
 
 def _create_responses(
-    base: _Base,
+    base: Base,
     conversations: ConversationItems,
     peers: Peers,
     admission: Admission,
@@ -304,7 +269,7 @@ def _create_responses(
     )
 
 
-def _create_batches(base: _Base, admission: Admission) -> BatchRunner:
+def _create_batches(base: Base, admission: Admission) -> BatchRunner:
     return BatchRunner(
         base.config,
         store=base.store,
@@ -315,7 +280,7 @@ def _create_batches(base: _Base, admission: Admission) -> BatchRunner:
 
 
 def _watch(
-    base: _Base,
+    base: Base,
     generations: Generations,
     registry: Registry,
     work: Background,
@@ -331,7 +296,7 @@ def _watch(
 
 
 def _create_background(
-    base: _Base,
+    base: Base,
     peers: Peers,
     adapters: Adapters,
     revocations: Revocations,
@@ -375,7 +340,7 @@ def _create_background(
     return Background(work)
 
 
-def _create_admission(base: _Base) -> Admission:
+def _create_admission(base: Base) -> Admission:
     return Admission(
         models=base.models,
         ledger=base.ledger,
@@ -392,7 +357,7 @@ def _create_admission(base: _Base) -> Admission:
     )
 
 
-def _cold_start(model: Model, base: _Base) -> ColdStart:
+def _cold_start(model: Model, base: Base) -> ColdStart:
     async def ask() -> bool:
         if model.engine.spawns and model.engine.engines:
             return model.engine.wake()
@@ -409,7 +374,7 @@ def _cold_start(model: Model, base: _Base) -> ColdStart:
     )
 
 
-def _create_generations(base: _Base, cork: Cork) -> Generations:
+def _create_generations(base: Base, cork: Cork) -> Generations:
     return Generations(
         ledger=base.ledger,
         quota=base.quota,
@@ -428,7 +393,7 @@ def _collectors(fleets: Fleets) -> dict[tuple[str, str], EngineCollector]:
     }
 
 
-def _create_peers(base: _Base) -> Peers:
+def _create_peers(base: Base) -> Peers:
     return Peers(
         base.store.shared,
         worker_id=base.worker_id,
@@ -437,7 +402,7 @@ def _create_peers(base: _Base) -> Peers:
     )
 
 
-def _create_streams(base: _Base, peers: Peers) -> Streams:
+def _create_streams(base: Base, peers: Peers) -> Streams:
     server = base.config.server
     log = StreamLog(
         max_stream_bytes=server.max_stream_log_bytes,

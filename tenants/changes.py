@@ -23,6 +23,7 @@ from tenants.outage import OutageLog
 logger = logging.getLogger(__name__)
 
 CHANNEL = "sluice_changes"
+CONNECT_TIMEOUT_S = 5.0
 _BROKEN = (
     OSError,
     TimeoutError,
@@ -79,25 +80,21 @@ class ChangeListener:
         dsn: str,
         on_change: Callable[[Change], None],
         *,
-        connect_timeout_s: float = 5.0,
         check_interval_s: float = 1.0,
         max_backoff_s: float = 2.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dsn = check_dsn(dsn)
         self._on_change = on_change
-        self._connect_timeout_s = connect_timeout_s
         self._check_interval_s = check_interval_s
         self._backoff = Backoff(0.05, max_backoff_s, has_jitter=True)
-        self._clock = clock
-        self._outage = OutageLog(logger, clock=clock)
-        self._heard_at = clock()
+        self._outage = OutageLog(logger)
+        self._heard_at = time.monotonic()
         self._num_connects = 0
 
     @property
     def age_s(self) -> float:
         """Seconds since the connection was last known to be alive."""
-        return self._clock() - self._heard_at
+        return time.monotonic() - self._heard_at
 
     @property
     def num_connects(self) -> int:
@@ -110,7 +107,7 @@ class ChangeListener:
             try:
                 connection = await asyncpg.connect(
                     self._dsn,
-                    timeout=self._connect_timeout_s,
+                    timeout=CONNECT_TIMEOUT_S,
                     server_settings={"application_name": "sluice listen"},
                 )
                 self._backoff.reset()
@@ -129,11 +126,11 @@ class ChangeListener:
         self._num_connects += 1
         self._on_change(EVERYTHING)
         while True:
-            await connection.execute("SELECT 1", timeout=self._connect_timeout_s)
-            self._heard_at = self._clock()
+            await connection.execute("SELECT 1", timeout=CONNECT_TIMEOUT_S)
+            self._heard_at = time.monotonic()
             self._outage.succeeded("Listening to %s again", describe(self._dsn))
             await asyncio.sleep(self._check_interval_s)
 
     def _hear(self, _connection: object, _pid: int, _channel: str, payload: str) -> None:
-        self._heard_at = self._clock()
+        self._heard_at = time.monotonic()
         self._on_change(parse(payload))

@@ -340,25 +340,15 @@ SELECT * FROM usage_sums($1, $2, $3, $4, $5, NULL, $6, $7, $8, $9, $10, $11, $12
 -- Everybody's sums by whatever is asked for, from one snapshot.
 SELECT * FROM usage_sums(NULL, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
--- name: list_running for tenant
--- A tenant's requests that hold a reservation.
+-- name: list_running for operator
+-- Requests that hold a reservation, of a tenant or of all.
 SELECT
     r.request_id, r.tenant_id, t.name AS tenant_name, r.key_id, k.name AS key_name, k.public_id,
     r.model, r.state, r.owner, r.prompt_tokens, r.generated_tokens, r.created_at
 FROM reservation AS r
 JOIN tenant AS t ON t.id = r.tenant_id
 JOIN api_key AS k ON k.id = r.key_id
-WHERE r.tenant_id = $1
-ORDER BY r.created_at, r.request_id;
-
--- name: list_all_running for operator
--- Everybody's requests that hold a reservation.
-SELECT
-    r.request_id, r.tenant_id, t.name AS tenant_name, r.key_id, k.name AS key_name, k.public_id,
-    r.model, r.state, r.owner, r.prompt_tokens, r.generated_tokens, r.created_at
-FROM reservation AS r
-JOIN tenant AS t ON t.id = r.tenant_id
-JOIN api_key AS k ON k.id = r.key_id
+WHERE $1::uuid IS NULL OR r.tenant_id = $1
 ORDER BY r.created_at, r.request_id;
 
 -- name: list_usage for tenant

@@ -363,11 +363,7 @@ class Store(Directory):
 
         Short requests of tenants without limits have none; only their worker knows them.
         """
-        if tenant_id is None:
-            rows = await self._all("list_all_running")
-        else:
-            rows = await self._all("list_running", tenant_id, tenant_id=tenant_id)
-        return [RunningRequest(**row) for row in rows]
+        return [RunningRequest(**row) for row in await self._all("list_running", tenant_id)]
 
     async def kill_request(self, tenant_id: UUID, request_id: UUID) -> None:
         """Tell all workers to end a request, whether or not one of them runs it."""

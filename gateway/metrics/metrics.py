@@ -129,7 +129,8 @@ class Metrics:
         engines: Callable[[], Mapping[tuple[str, str], EngineCollector]],
     ) -> None:
         """Call these whenever the metrics are scraped. ``engines``: by model and name."""
-        self._registry.register(_Collected(_running_metrics, running))
+        text = "Requests that are not settled yet."
+        self._show("sluice_generations_running", text, running)
         self._engine_registry.register(FleetCollector(engines))
 
     def watch_moves(self, fleets: Fleets, refused: Mapping[str, int]) -> None:
@@ -138,11 +139,19 @@ class Metrics:
 
     def watch_changes(self, listener: ChangeListener) -> None:
         """Read ``listener`` whenever the metrics are scraped."""
-        self._registry.register(_Collected(_changes_metrics, listener))
+        self._show(
+            "sluice_changes_age_seconds",
+            "Time since the connection that reports revoked keys was last known to be alive.",
+            lambda: listener.age_s,
+        )
+        text = "How often that connection was made; each time all cached keys were dropped."
+        made = partial(CounterMetricFamily, "sluice_changes_connects", text)
+        self._registry.register(_Collected(lambda: [made(listener.num_connects)]))
 
     def watch_background(self, num_deaths: Callable[[], Mapping[str, int]]) -> None:
         """Likewise."""
-        self._registry.register(_Collected(_background_metrics, num_deaths))
+        text = "How often work beside the requests ended by itself, and was started again."
+        self._count("sluice_background_deaths", text, "work", num_deaths)
 
     def count_response(self, route: str, status: int) -> None:
         self._responses(route, str(status)).inc()
@@ -155,17 +164,48 @@ class Metrics:
 
     def watch_ledger(self, ledger: Ledger) -> None:
         """Likewise."""
-        self._registry.register(_Collected(_ledger_metrics, ledger))
+        text = "Settled requests whose usage has not reached PostgreSQL yet."
+        self._show("sluice_ledger_pending", text, lambda: ledger.num_pending)
+        text = "How long the oldest of these has waited."
+        self._show("sluice_ledger_lag_seconds", text, lambda: ledger.lag_s)
 
     def watch_batches(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
         """Likewise; all workers report the same that wait."""
-        self._registry.register(_Collected(_running_lines, running))
-        self._engine_registry.register(_Collected(_waiting_lines, waiting))
+        self._show("sluice_batch_lines_running", "Lines of batches that run.", running)
+        text = "Lines of the batches of all tenants that have no result yet."
+        self._show("sluice_batch_lines_waiting", text, waiting, is_shared=True)
 
     def watch_webhooks(self, attempts: Mapping[str, int], backlog: Callable[[], Backlog]) -> None:
         """Likewise. ``attempts``: by how they ended; all workers report the same ``backlog``."""
-        self._registry.register(_Collected(_webhook_attempts, attempts))
-        self._engine_registry.register(_Collected(_webhook_backlog, backlog))
+        self._count(
+            "sluice_webhook_attempts",
+            "Attempts to send an event to a webhook, by how they ended; failed: the event is given "
+            "up.",
+            "outcome",
+            lambda: attempts,
+        )
+        text = "Events that wait for the receivers of webhooks, of the whole deployment."
+        pending = "sluice_webhook_events_pending"
+        self._show(pending, text, lambda: backlog().num_pending, is_shared=True)
+        oldest, text = (
+            "sluice_webhook_oldest_pending_seconds",
+            "How long the oldest of these has waited.",
+        )
+        self._show(oldest, text, lambda: backlog().oldest_s, is_shared=True)
+
+    def _show(
+        self, name: str, text: str, read: Callable[[], float], *, is_shared: bool = False
+    ) -> None:
+        """A gauge that is read whenever the metrics are scraped. is_shared: all workers report the
+        same."""
+        registry = self._engine_registry if is_shared else self._registry
+        registry.register(_Collected(lambda: [GaugeMetricFamily(name, text, read())]))
+
+    def _count(
+        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """Likewise counters, by the values of a label."""
+        self._registry.register(_Collected(lambda: [_counter(name, text, label, read())]))
 
     def count_batch_line(self, outcome: str) -> None:
         """``completed``, ``failed``, or ``lost`` to another worker."""
@@ -228,60 +268,11 @@ class _Collected(Collector):
         return self._metrics()
 
 
-def _ledger_metrics(ledger: Ledger) -> Iterable[Metric]:
-    yield GaugeMetricFamily(
-        "sluice_ledger_pending",
-        "Settled requests whose usage has not reached PostgreSQL yet.",
-        ledger.num_pending,
-    )
-    yield GaugeMetricFamily(
-        "sluice_ledger_lag_seconds",
-        "How long the oldest of these has waited.",
-        ledger.lag_s,
-    )
-
-
-def _running_lines(running: Callable[[], int]) -> Iterable[Metric]:
-    yield GaugeMetricFamily("sluice_batch_lines_running", "Lines of batches that run.", running())
-
-
-def _waiting_lines(waiting: Callable[[], int]) -> Iterable[Metric]:
-    yield GaugeMetricFamily(
-        "sluice_batch_lines_waiting",
-        "Lines of the batches of all tenants that have no result yet.",
-        waiting(),
-    )
-
-
-def _running_metrics(running: Callable[[], int]) -> Iterable[Metric]:
-    yield GaugeMetricFamily(
-        "sluice_generations_running", "Requests that are not settled yet.", running()
-    )
-
-
-def _webhook_attempts(attempts: Mapping[str, int]) -> Iterable[Metric]:
-    made = CounterMetricFamily(
-        "sluice_webhook_attempts",
-        "Attempts to send an event to a webhook, by how they ended; failed: the event is given up.",
-        labels=["outcome"],
-    )
-    for outcome, count in attempts.items():
-        made.add_metric([outcome], count)
-    yield made
-
-
-def _webhook_backlog(backlog: Callable[[], Backlog]) -> Iterable[Metric]:
-    now = backlog()
-    yield GaugeMetricFamily(
-        "sluice_webhook_events_pending",
-        "Events that wait for the receivers of webhooks, of the whole deployment.",
-        now.num_pending,
-    )
-    yield GaugeMetricFamily(
-        "sluice_webhook_oldest_pending_seconds",
-        "How long the oldest of these has waited.",
-        now.oldest_s,
-    )
+def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    found = CounterMetricFamily(name, text, labels=[label])
+    for value, count in counts.items():
+        found.add_metric([value], count)
+    return found
 
 
 def _moves_metrics(fleets: Fleets, refused: Mapping[str, int]) -> Iterable[Metric]:
@@ -320,36 +311,10 @@ def _moves_metrics(fleets: Fleets, refused: Mapping[str, int]) -> Iterable[Metri
         moved.add_metric([model], fleet.moves.num_moved)
         lost.add_metric([model], fleet.moves.num_failed)
     yield from (waiting, moved, lost, sent, found)
-    by_cause = CounterMetricFamily(
+    yield _counter(
         "sluice_engines_refused",
         "Engines of the registry that are not used, by the cause; epoch: one that was given up"
         " answered.",
-        labels=["cause"],
-    )
-    for cause, count in refused.items():
-        by_cause.add_metric([cause], count)
-    yield by_cause
-
-
-def _background_metrics(num_deaths: Callable[[], Mapping[str, int]]) -> Iterable[Metric]:
-    deaths = CounterMetricFamily(
-        "sluice_background_deaths",
-        "How often work beside the requests ended by itself, and was started again.",
-        labels=["work"],
-    )
-    for name, count in num_deaths().items():
-        deaths.add_metric([name], count)
-    yield deaths
-
-
-def _changes_metrics(listener: ChangeListener) -> Iterable[Metric]:
-    yield GaugeMetricFamily(
-        "sluice_changes_age_seconds",
-        "Time since the connection that reports revoked keys was last known to be alive.",
-        listener.age_s,
-    )
-    yield CounterMetricFamily(
-        "sluice_changes_connects",
-        "How often that connection was made; each time all cached keys were dropped.",
-        listener.num_connects,
+        "cause",
+        refused,
     )

@@ -15,7 +15,6 @@ from gateway.errors import InvalidApiKey, InvalidRequestError, PermissionDenied
 from gateway.oidc.sign_in import ADMIN_PAGE, SignIn
 from gateway.schemas.operation import SOCKET, Operation
 from tenants.access import require_scope
-from tenants.authenticator import Authenticator
 from tenants.types import Scope as KeyScope
 
 CSRF_HEADER = "x-sluice-csrf"
@@ -43,7 +42,7 @@ def key_in(headers: Headers) -> str | None:
     return next(iter(keys), None)
 
 
-def credential_in(scope: Scope, sign_in: SignIn | None) -> str | None:
+def credential_in(scope: Scope, sign_in: SignIn) -> str | None:
     """The key in the headers of a request, or else the session of a page.
 
     A browser adds a session's cookie to whatever any page asks for. So what may change something
@@ -51,7 +50,7 @@ def credential_in(scope: Scope, sign_in: SignIn | None) -> str | None:
     """
     headers = Headers(scope=scope)
     key = key_in(headers)
-    if key is not None or sign_in is None:
+    if key is not None:
         return key
     page = ADMIN_PAGE if scope["path"].startswith(ADMIN_PAGE) else "/"
     session = cookie_parser(headers.get("cookie", "")).get(sign_in.cookie(page, scope))
@@ -106,13 +105,11 @@ class Auth:
         self,
         app: ASGIApp,
         *,
-        authenticator: Authenticator,
+        authenticator: SignIn,
         operations: Operations,
         starts: FairStarts,
-        sign_in: SignIn | None = None,
     ) -> None:
         self._app = app
-        self._sign_in = sign_in
         self._authenticator = authenticator
         self._starts = starts
         self._operations = operations
@@ -150,7 +147,7 @@ class Auth:
         return "chat" if not others else others[0].scope
 
     async def _authorize(self, scope: Scope, needed: KeyScope) -> None:
-        token = credential_in(scope, self._sign_in)
+        token = credential_in(scope, self._authenticator)
         if token is None:
             raise InvalidApiKey(
                 "You didn't provide an API key. Send it in the Authorization header: "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -148,7 +147,7 @@ class Region(Protocol):
 _BLANKS = " \t\r\n"
 
 
-class MarkedParser(ABC):
+class MarkedParser:
     """A ``ToolParser`` for calls in regions that begin with a mark. All other text is content.
 
     White space around a region is layout, and is dropped. A region without a call becomes content,
@@ -156,15 +155,16 @@ class MarkedParser(ABC):
     only Python has (``JsonWords``).
     """
 
-    opens: ClassVar[tuple[str, ...]]
-    """The marks that open a region."""
     layout: ClassVar[str] = _BLANKS
     """What is dropped between two calls, and after the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str, make_region: Callable[[], Region]) -> None:
+        """mark: opens a region."""
         self.num_calls = 0
         self.max_calls: int | None = None
         self.is_full = False
+        self._opens = mark
+        self._make_region = make_region
         self._held = ""  # text that may turn out to be layout, or the beginning of a mark
         self._region: Region | None = None
         self._words = JsonWords()  # of the last call's arguments
@@ -172,10 +172,6 @@ class MarkedParser(ABC):
         self._calls_before = 0  # calls before the region
         self._after_call = False  # only layout since the last call
         self._has_content = False
-
-    @abstractmethod
-    def _open(self, mark: str) -> Region:
-        """The region that begins after ``mark``."""
 
     def push(self, text: str) -> Parsed:
         if self._is_plain(text):
@@ -208,7 +204,7 @@ class MarkedParser(ABC):
             and self._region is None
             and not self._held
             and not self._after_call
-            and not any(mark[0] in text for mark in self.opens)
+            and self._opens[0] not in text
             and not text[-1:].isspace()
         )
 
@@ -218,13 +214,13 @@ class MarkedParser(ABC):
 
     def _find(self, text: str) -> tuple[int, str] | None:
         """The position of the next region's mark, and the mark."""
-        found = [(start, mark) for mark in self.opens if (start := text.find(mark)) >= 0]
-        return min(found, default=None)
+        start = text.find(self._opens)
+        return None if start < 0 else (start, self._opens)
 
     def _num_certain(self, text: str) -> int:
         """How many characters of ``text``, which contains no mark, cannot be the beginning of
         one."""
-        return len(text) - max(overlap(text, mark) for mark in self.opens)
+        return len(text) - overlap(text, self._opens)
 
     def _read_text(self, text: str, said: list[str]) -> str:
         """Read up to the next region; returns what follows its mark."""
@@ -247,7 +243,7 @@ class MarkedParser(ABC):
         # separate calls are text if none follows.
         layout = text[len(before) : start]
         self._mark = (layout.lstrip(_BLANKS) if self._after_call else layout) + mark
-        self._region = self._open(mark)
+        self._region = self._make_region()
         self._calls_before = self.num_calls
         return text[start + len(mark) :]
 

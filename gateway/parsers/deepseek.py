@@ -13,22 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.parsers.base import CallName, MarkedParser, Region, ToolFormat
+from gateway.parsers.base import CallName, MarkedParser, ToolFormat
 from gateway.parsers.blocks import BlockRegion
 from gateway.parsers.json_call import JsonObject
 
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
-
-
-class DeepSeekParser(MarkedParser):
-    """A ``ToolParser``."""
-
-    opens = (CALLS,)
-
-    def _open(self, mark: str) -> Region:
-        return _Calls()
 
 
 class _Calls(BlockRegion):
@@ -93,7 +84,7 @@ class _Calls(BlockRegion):
 DEEPSEEK = ToolFormat(
     name="deepseek",
     signs=(CALLS,),
-    make_parser=lambda schemas: DeepSeekParser(),
+    make_parser=lambda schemas: MarkedParser(CALLS, _Calls),
     marks=(CALLS, CALL, SEPARATOR, END_CALL, END_CALLS),
     mark=CALLS,
     opening=CALLS,

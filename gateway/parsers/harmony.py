@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gateway.parsers.base import CallName, MarkedParser, Region, ToolFormat, overlap
+from gateway.parsers.base import CallName, MarkedParser, ToolFormat, overlap
 from gateway.parsers.blocks import BlockRegion
 from gateway.parsers.json_call import JsonObject
 from gateway.parsers.reasoning import ReasoningFormat, Said
@@ -32,7 +32,7 @@ _FINAL = f"{CHANNEL}final{MESSAGE}"
 
 
 class HarmonyParser:
-    """A ``ReasoningParser``. A call is passed on as content that ``CallsParser`` reads."""
+    """A ``ReasoningParser``. A call is passed on as content that the parser of calls reads."""
 
     def __init__(self, *, has_begun: bool) -> None:
         """``has_begun``: whether the prompt ends with the beginning of an analysis."""
@@ -116,15 +116,6 @@ class HarmonyParser:
         said.append(text)
 
 
-class CallsParser(MarkedParser):
-    """A ``ToolParser``."""
-
-    opens = (_TO_FUNCTION,)
-
-    def _open(self, mark: str) -> Region:
-        return _Call()
-
-
 class _Call(BlockRegion):
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +172,7 @@ HARMONY_REASONING = ReasoningFormat(
 HARMONY = ToolFormat(
     name="harmony",
     signs=(f"{CHANNEL}commentary", f"{CHANNEL}analysis"),
-    make_parser=lambda schemas: CallsParser(),
+    make_parser=lambda schemas: MarkedParser(_TO_FUNCTION, _Call),
     marks=_MARKS,
     mark="",
     begin=f"{_TO_FUNCTION}%s {CONSTRAIN}json{MESSAGE}",

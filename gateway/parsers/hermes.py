@@ -7,26 +7,19 @@
 
 from __future__ import annotations
 
-from gateway.parsers.base import MarkedParser, Region, ToolFormat
+from functools import partial
+
+from gateway.parsers.base import MarkedParser, ToolFormat
 from gateway.parsers.json_call import JsonCall
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
 
-class HermesParser(MarkedParser):
-    """A ``ToolParser``."""
-
-    opens = (OPEN,)
-
-    def _open(self, mark: str) -> Region:
-        return JsonCall(CLOSE)
-
-
 HERMES = ToolFormat(
     name="hermes",
     signs=(OPEN,),
-    make_parser=lambda schemas: HermesParser(),
+    make_parser=lambda schemas: MarkedParser(OPEN, partial(JsonCall, CLOSE)),
     marks=(OPEN, CLOSE),
     mark=OPEN,
     begin=f'{OPEN}\n{{"name": "%s", "arguments": ',

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from gateway.parsers.base import MarkedParser, Region, ToolFormat
+from gateway.parsers.base import MarkedParser, ToolFormat
 from gateway.parsers.json_call import JsonCall
 from grammar.structural_tag import AnyText, Or, Regex, Sequence
 
@@ -16,11 +16,10 @@ TAG = "<|python_tag|>"
 class LlamaParser(MarkedParser):
     """A ``ToolParser``. An object at the very beginning, or after a call, may be a call too."""
 
-    opens = (TAG,)
     layout = " \t\r\n;"
 
-    def _open(self, mark: str) -> Region:
-        return JsonCall()
+    def __init__(self) -> None:
+        super().__init__(TAG, JsonCall)
 
     def _find(self, text: str) -> tuple[int, str] | None:
         if self._may_begin:

@@ -8,20 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.parsers.base import CallName, Event, MarkedParser, Region, ToolFormat
+from gateway.parsers.base import CallName, Event, MarkedParser, ToolFormat
 from gateway.parsers.json_call import JsonCall, JsonObject
 
 TAG = "[TOOL_CALLS]"
 _AFTER_NAME = ("[ARGS]", "[CALL_ID]")
-
-
-class MistralParser(MarkedParser):
-    """A ``ToolParser``."""
-
-    opens = (TAG,)
-
-    def _open(self, mark: str) -> Region:
-        return _Calls()
 
 
 class _Calls:
@@ -138,7 +129,7 @@ class _Single:
 MISTRAL = ToolFormat(
     name="mistral",
     signs=(TAG,),
-    make_parser=lambda schemas: MistralParser(),
+    make_parser=lambda schemas: MarkedParser(TAG, _Calls),
     marks=(TAG, *_AFTER_NAME),
     mark=TAG,
     opening=f"{TAG}[",

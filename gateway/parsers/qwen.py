@@ -17,12 +17,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gateway.parsers.base import (
     CallName,
     MarkedParser,
-    Region,
     Schemas,
     ToolFormat,
     encodable,
@@ -44,19 +44,6 @@ from grammar.structural_tag import (
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _END_FUNCTION = "<function=", "</function>"
 _PARAMETER, _END_PARAMETER = "<parameter=", "</parameter>"
-
-
-class QwenParser(MarkedParser):
-    """A ``ToolParser``."""
-
-    opens = (OPEN,)
-
-    def __init__(self, schemas: Schemas) -> None:
-        super().__init__()
-        self._schemas = schemas
-
-    def _open(self, mark: str) -> Region:
-        return _Call(self._schemas)
 
 
 class _Call(BlockRegion):
@@ -216,7 +203,7 @@ def _check_references(schema: Any, path: str) -> None:
 QWEN = ToolFormat(
     name="qwen",
     signs=(_FUNCTION,),
-    make_parser=QwenParser,
+    make_parser=lambda schemas: MarkedParser(OPEN, partial(_Call, schemas)),
     marks=(OPEN, CLOSE),
     mark=OPEN,
     begin=f"{OPEN}\n{_FUNCTION}%s>\n",

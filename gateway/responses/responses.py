@@ -47,6 +47,7 @@ from gateway.peers.wire import EndResponse, Part, RunningResponse
 from gateway.responses import fields as response_fields
 from gateway.responses.compaction import missing
 from gateway.responses.conversations import MAX_BYTES, ConversationItems, Earlier
+from gateway.responses.events import ResponseEvents
 from gateway.responses.items import (
     MAX_ITEMS,
     decode_input,
@@ -303,20 +304,20 @@ class Responses:
         agent = None
         if asked.remote is not None and generate:
             agent = Agent(asked.remote, partial(self._begin_turn, asked))
+        encoder = ResponseEvents(response, is_obfuscated=_is_obfuscated(asked.fields))
+        encoder.has_opaque_reasoning = response_fields.ENCRYPTED in (asked.fields.include or ())
+        if agent is not None:
+            encoder.remote = agent.tools.by_name
         run = ResponseRun(
-            response,
+            encoder,
             generation,
             tenant_id=asked.principal.tenant.id,
             earlier=earlier,
             own=asked.own,
-            is_stored=asked.fields.store is not False,
-            is_obfuscated=_is_obfuscated(asked.fields),
             on_end=self._ended,
             on_abandon=self._abandoned,
             agent=agent,
         )
-        include = asked.fields.include or ()
-        run.encoder.has_opaque_reasoning = response_fields.ENCRYPTED in include
         self._running[run.id] = run
         return run
 

@@ -46,14 +46,12 @@ class ResponseRun(Answer):
 
     def __init__(
         self,
-        response: dict[str, Any],
+        encoder: ResponseEvents,
         generation: Generation | None,
         *,
         tenant_id: UUID,
         earlier: Sequence[Item],
         own: Sequence[Item],
-        is_stored: bool,
-        is_obfuscated: bool,
         on_end: Callable[[ResponseRun], Awaitable[None]],
         on_abandon: Callable[[ResponseRun], None],
         agent: Agent | None = None,
@@ -62,11 +60,10 @@ class ResponseRun(Answer):
         own input items. generation: None if nothing is generated, and the response only stores its
         input. on_end: stores the response, before its last event is sent. on_abandon: must call
         ``give_up`` in a task of its own. agent: makes further turns; None if there is one only."""
-        encoder = ResponseEvents(response, is_obfuscated=is_obfuscated)
         super().__init__(generation, encoder)
         self.encoder: ResponseEvents = encoder
         self.tenant_id = tenant_id
-        self.is_stored = is_stored
+        self.is_stored: bool = encoder.response["store"]
         self._earlier = earlier
         self._own = own
         self._on_end = on_end
@@ -83,8 +80,6 @@ class ResponseRun(Answer):
         """What ``end`` took from the source before the reader did."""
         self._is_ending = False
         self._agent = agent
-        if agent is not None:
-            self.encoder.remote = agent.tools.by_name
         self._is_cancelled = False
         self._work: asyncio.Task[Any] | None = None
         """A call of a tool that runs now."""

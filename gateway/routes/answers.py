@@ -25,10 +25,10 @@ from gateway.context import RequestContext
 from gateway.errors import ApiError, InvalidRequestError
 from gateway.generation.answer import Answer
 from gateway.generation.generation import Generation
+from gateway.routes.http import while_connected
 from gateway.schemas.chat import ChatCompletionRequest, StreamOptions
 from gateway.schemas.completions import CompletionRequest
 from gateway.services import Services
-from gateway.transport.disconnect import until_disconnect
 from tenants.types import Principal
 
 B = TypeVar("B", ChatCompletionRequest, CompletionRequest)
@@ -60,8 +60,7 @@ async def begin(
 async def generate(services: Services, request: Request, asked: GenerationRequest) -> Generation:
     """Admit a request and let it run, unless its client leaves. Raises as ``Admission.admit``."""
     known = context.of(request.scope)
-    admission = services.admission.admit(asked)
-    admitted = await until_disconnect(request.receive, admission, known.departure)
+    admitted = await while_connected(request, services.admission.admit(asked))
     note_admission(known, admitted)
     return services.generations.begin(admitted)
 
@@ -119,9 +118,8 @@ def is_resumable(request: Request, *, field: bool | None, stream: bool | None) -
 async def wait_for_refusal(request: Request, generation: Generation) -> None:
     """Wait a moment for an error of the engine, which can still be answered with its HTTP status.
     Closes the generation if it raises."""
-    departure = context.of(request.scope).departure
     try:
-        await until_disconnect(request.receive, generation.first_output(FIRST_OUTPUT_S), departure)
+        await while_connected(request, generation.first_output(FIRST_OUTPUT_S))
     except BaseException:
         generation.close()
         raise
@@ -131,10 +129,8 @@ async def collect(
     request: Request, generation: Generation, encoder: WholeEncoder, keep: Keep | None = None
 ) -> Response:
     """The whole answer as one JSON object. Closes the generation."""
-    departure = context.of(request.scope).departure
     try:
-        work = _collect(request, generation, encoder, keep)
-        return await until_disconnect(request.receive, work, departure)
+        return await while_connected(request, _collect(request, generation, encoder, keep))
     finally:  # Not in ``_collect``, which does not run if the client has already left.
         generation.close()
 

@@ -6,7 +6,7 @@ Another tenant's batch is a 404, as is an unknown one.
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import timedelta
 from operator import attrgetter
 
 import msgspec
@@ -26,6 +26,7 @@ from gateway.schemas.batches import (
     CreateBatch,
     RequestCounts,
 )
+from gateway.schemas.shown import seconds
 from gateway.services import Services
 from tenants.access import require_scope
 from tenants.batch_queue import MAX_OPEN, Batch, BatchStatus, NewBatch
@@ -119,33 +120,19 @@ def _window(text: str) -> timedelta:
 
 def _shown(batch: Batch) -> BatchObject:
     def ended(status: BatchStatus) -> int | None:
-        return _seconds(batch.ended_at) if batch.status == status else None
+        return seconds(batch.ended_at) if batch.status == status else None
 
     errors = msgspec.json.decode(batch.errors)
-    return BatchObject(
-        id=batch.id,
-        endpoint=batch.endpoint,
+    return BatchObject.of(
+        batch,
         errors=BatchErrors(data=errors) if errors else None,
-        input_file_id=batch.input_file_id,
         completion_window=batch.window,
-        status=batch.status,
-        output_file_id=batch.output_file_id,
-        error_file_id=batch.error_file_id,
-        created_at=int(batch.created_at.timestamp()),
-        in_progress_at=_seconds(batch.in_progress_at),
-        expires_at=int(batch.expires_at.timestamp()),
-        finalizing_at=_seconds(batch.finalizing_at),
         completed_at=ended("completed"),
         failed_at=ended("failed"),
         expired_at=ended("expired"),
-        cancelling_at=_seconds(batch.cancelling_at),
         cancelled_at=ended("cancelled"),
         request_counts=RequestCounts(
             total=batch.num_total, completed=batch.num_completed, failed=batch.num_failed
         ),
         metadata=msgspec.json.decode(batch.metadata),
     )
-
-
-def _seconds(at: datetime | None) -> int | None:
-    return None if at is None else int(at.timestamp())

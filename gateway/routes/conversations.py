@@ -6,6 +6,7 @@ Another tenant's conversation is a 404, as is an unknown one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import msgspec
 from starlette.requests import Request
@@ -46,15 +47,7 @@ async def list_all(services: Services, request: Request) -> Response:
     found = await store.list(
         key.tenant_id, key.id, search=search, after=page.after, limit=page.fetched
     )
-    shown = [_shown(one) for one in found[: page.limit]]
-    return json_answer(
-        ConversationList(
-            data=shown,
-            first_id=shown[0].id if shown else None,
-            last_id=shown[-1].id if shown else None,
-            has_more=len(found) > page.limit,
-        )
-    )
+    return id_listing(ConversationList, found, page, _shown, attrgetter("id"))
 
 
 async def retrieve(services: Services, request: Request) -> Response:
@@ -139,12 +132,8 @@ def _answer(conversation: Conversation) -> Response:
 
 
 def _shown(conversation: Conversation) -> ConversationObject:
-    return ConversationObject(
-        id=conversation.id,
-        created_at=int(conversation.created_at.timestamp()),
-        used_at=int(conversation.used_at.timestamp()),
-        metadata=msgspec.json.decode(conversation.metadata),
-    )
+    metadata = msgspec.json.decode(conversation.metadata)
+    return ConversationObject.of(conversation, metadata=metadata)
 
 
 class _Named(msgspec.Struct):

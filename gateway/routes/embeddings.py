@@ -19,6 +19,7 @@ from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.generation import pooled
 from gateway.prompts.pooled import Input, of_embeddings, of_pairs
 from gateway.routes.answers import note_admission
+from gateway.routes.http import while_connected
 from gateway.schemas.embeddings import (
     DocumentText,
     EmbeddingAnswer,
@@ -33,7 +34,6 @@ from gateway.schemas.embeddings import (
     ScoreRequest,
 )
 from gateway.services import Services
-from gateway.transport.disconnect import until_disconnect
 
 Results = list[bytes]
 _PROMPTS = {"retrieval.query": "query", "retrieval.passage": "document"}
@@ -161,12 +161,11 @@ async def _answer(
         user=body.user,
         ignored=ignored,
     )
-    admission = services.admission.admit_pooled(asked)
-    admitted = await until_disconnect(request.receive, admission, known.departure)
+    admitted = await while_connected(request, services.admission.admit_pooled(asked))
     note_admission(known, admitted)
     generation = pooled.begin(services.generations, admitted)
     try:
-        results = await until_disconnect(request.receive, generation.results(), known.departure)
+        results = await while_connected(request, generation.results())
     finally:
         generation.close()
     pooling = admitted.base.pooling

@@ -91,11 +91,4 @@ def _id(request: Request) -> str:
 
 
 def _shown(file: StoredFile) -> FileObject:
-    return FileObject(
-        id=file.id,
-        bytes=file.size,
-        created_at=int(file.created_at.timestamp()),
-        expires_at=None if file.expires_at is None else int(file.expires_at.timestamp()),
-        filename=file.filename,
-        purpose=file.purpose,
-    )
+    return FileObject.of(file, bytes=file.size)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import context
 from gateway.errors import InvalidRequestError, NotFound, UnsupportedMediaType, quoted
+from gateway.transport.disconnect import until_disconnect
 from tenants.errors import ObjectNotFound
 from tenants.store import Store
 
+T = TypeVar("T")
 
-def json_answer(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of what is done for a client. Raises ``ClientDisconnect`` once it has left."""
+    return await until_disconnect(request.receive, work, context.of(request.scope).departure)
+
+
+def json_answer(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def secret_answer(value: Any, status: int = 200) -> Response:

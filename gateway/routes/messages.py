@@ -12,10 +12,9 @@ from gateway.admission.messages import of_messages
 from gateway.admission.request import GenerationRequest
 from gateway.answers.messages import MessageEncoder
 from gateway.routes import answers
-from gateway.routes.http import json_answer
+from gateway.routes.http import json_answer, while_connected
 from gateway.schemas.messages import MessagesRequest, MessageTokens, TokenCountRequest
 from gateway.services import Services
-from gateway.transport.disconnect import until_disconnect
 
 
 async def create(services: Services, request: Request, body: MessagesRequest) -> Response:
@@ -34,11 +33,7 @@ async def create(services: Services, request: Request, body: MessagesRequest) ->
 
 async def count_tokens(services: Services, request: Request, body: TokenCountRequest) -> Response:
     asked = await _asked(services, request, body)
-    num_tokens = await until_disconnect(
-        request.receive,
-        services.admission.count(asked),
-        context.of(request.scope).departure,
-    )
+    num_tokens = await while_connected(request, services.admission.count(asked))
     return json_answer(MessageTokens(input_tokens=num_tokens))
 
 

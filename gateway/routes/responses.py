@@ -31,7 +31,7 @@ from gateway.responses.fields import HARMLESS_INCLUDES
 from gateway.responses.items import bare, output_id
 from gateway.responses.run import ResponseRun
 from gateway.routes import answers
-from gateway.routes.http import json_answer
+from gateway.routes.http import json_answer, while_connected
 from gateway.routes.paging import id_listing, id_page, of_all
 from gateway.schemas.responses import (
     CompactionAnswer,
@@ -43,7 +43,6 @@ from gateway.schemas.responses import (
 )
 from gateway.services import Services
 from gateway.streams.log import StreamReader
-from gateway.transport.disconnect import until_disconnect
 
 _items_decoder: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(
     list[dict[str, Any]]
@@ -59,16 +58,13 @@ async def create(services: Services, request: Request, body: ResponseRequest) ->
         )
     known = context.of(request.scope)
     known.notes.update(client_notes(body))
-    run = await until_disconnect(
-        request.receive,
-        services.responses.begin(
-            body,
-            principal=context.principal_of(request.scope),
-            request_id=known.request_id,
-            is_background=bool(body.background),
-        ),
-        known.departure,
+    beginning = services.responses.begin(
+        body,
+        principal=context.principal_of(request.scope),
+        request_id=known.request_id,
+        is_background=bool(body.background),
     )
+    run = await while_connected(request, beginning)
     if run.generation is not None:
         answers.note_admission(known, run.generation.admitted)
         await _wait_for_refusal(request, run)
@@ -80,37 +76,31 @@ async def create(services: Services, request: Request, body: ResponseRequest) ->
     if body.stream:
         return EventStream(run, heartbeat_s=services.config.server.heartbeat_s)
     try:
-        return await until_disconnect(request.receive, _collect(request, run), known.departure)
+        return await while_connected(request, _collect(request, run))
     finally:
         run.close()
 
 
 async def count(services: Services, request: Request, fields: ResponseFields) -> Response:
     principal = context.principal_of(request.scope)
-    num_tokens = await until_disconnect(
-        request.receive,
-        services.responses.count(fields, principal=principal),
-        context.of(request.scope).departure,
-    )
+    counting = services.responses.count(fields, principal=principal)
+    num_tokens = await while_connected(request, counting)
     return json_answer(InputTokens(input_tokens=num_tokens))
 
 
 async def compact(services: Services, request: Request, fields: ResponseFields) -> Response:
     known = context.of(request.scope)
-    run = await until_disconnect(
-        request.receive,
-        services.responses.begin(
-            compaction.asking(fields),
-            principal=context.principal_of(request.scope),
-            request_id=known.request_id,
-            is_continued=True,
-        ),
-        known.departure,
+    beginning = services.responses.begin(
+        compaction.asking(fields),
+        principal=context.principal_of(request.scope),
+        request_id=known.request_id,
+        is_continued=True,
     )
+    run = await while_connected(request, beginning)
     assert run.generation is not None
     answers.note_admission(known, run.generation.admitted)
     try:
-        body = await until_disconnect(request.receive, run.result(), known.departure)
+        body = await while_connected(request, run.result())
     except ApiError as exc:
         return refusal(request.scope, exc, began=run.generation.num_generated_tokens > 0)
     finally:

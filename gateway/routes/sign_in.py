@@ -30,14 +30,14 @@ async def begin(services: Services, request: Request) -> Response:
         state=attempt.state, nonce=attempt.nonce, challenge=attempt.challenge
     )
     response = _redirect(url)
-    sealed = services.sign_in.seal(attempt)
+    sealed = services.authenticator.seal(attempt)
     _set(services, request, response, ATTEMPT, sealed, for_s=SIGN_IN_S, path="/auth/")
     return response
 
 
 async def callback(services: Services, request: Request) -> Response:
     """Where the provider sends the browser. Failures are told in words: a person reads them."""
-    sign_in = services.sign_in
+    sign_in = services.authenticator
     attempt = sign_in.unseal(request.cookies.get(ATTEMPT, ""), Attempt)
     try:
         claims = await _finish(services, request, attempt)
@@ -58,7 +58,7 @@ async def callback(services: Services, request: Request) -> Response:
 async def _finish(
     services: Services, request: Request, attempt: Attempt | None
 ) -> Mapping[str, Any]:
-    provider, config = _provider(services), services.sign_in.config
+    provider, config = _provider(services), services.authenticator.config
     query = request.query_params
     if attempt is None or not hmac.compare_digest(
         query.get("state", "").encode(), attempt.state.encode()
@@ -74,7 +74,7 @@ async def _finish(
 async def with_key(services: Services, request: Request, body: KeySignIn) -> Response:
     """Only our pages may do so: another site's could sign its visitors in with a key of its own,
     and read what they write then."""
-    sign_in = services.sign_in
+    sign_in = services.authenticator
     check_own_page(request.scope, sign_in)
     session = await sign_in.start_key_session(body.api_key)
     response = await _state(services, sign_in.session(session))
@@ -85,7 +85,7 @@ async def with_key(services: Services, request: Request, body: KeySignIn) -> Res
 
 async def sign_out(services: Services, request: Request) -> Response:
     """On both pages."""
-    sign_in = services.sign_in
+    sign_in = services.authenticator
     check_own_page(request.scope, sign_in)
     response = Response(status_code=204)
     for page in PAGES:
@@ -96,17 +96,17 @@ async def sign_out(services: Services, request: Request) -> Response:
 
 async def state(services: Services, request: Request) -> Response:
     """For the pages, which cannot read the cookie."""
-    sign_in = services.sign_in
+    sign_in = services.authenticator
     session = sign_in.session(request.cookies.get(sign_in.cookie(_page(request), request.scope)))
     return await _state(services, session)
 
 
 async def _state(services: Services, session: Session | None) -> Response:
-    is_offered = services.sign_in.config.client_id is not None
+    is_offered = services.authenticator.config.client_id is not None
     if session is None:
         return secret_answer(SignInState(is_offered=is_offered))
     try:
-        tenant = (await services.sign_in.check(session.public_id)).tenant
+        tenant = (await services.authenticator.check(session.public_id)).tenant
     except AuthenticationFailed:  # The key was revoked, or has expired.
         return secret_answer(SignInState(is_offered=is_offered))
     may_keep = not {"chat", "responses"}.isdisjoint(session.scopes)
@@ -125,8 +125,8 @@ def _page(request: Request) -> str:
 
 
 def _provider(services: Services) -> Provider:
-    provider = services.sign_in.provider
-    if provider is None or services.sign_in.config.client_id is None:
+    provider = services.authenticator.provider
+    if provider is None or services.authenticator.config.client_id is None:
         raise NotFound("There is no provider to sign in at: the settings have no oidc.client_id.")
     return provider
 
@@ -151,7 +151,7 @@ def _set(
         value,
         max_age=int(for_s),
         path=path,
-        secure=services.sign_in.is_secure(request.scope),
+        secure=services.authenticator.is_secure(request.scope),
         httponly=True,
         samesite="lax",
     )

@@ -36,14 +36,14 @@ async def open_responses(services: Services, socket: WebSocket) -> None:
 
 async def _serve(services: Services, socket: WebSocket, make_session: MakeSession) -> None:
     allowed = services.config.server.allowed_origins
-    if services.sign_in.config.public_url is not None:
-        allowed = (*allowed, services.sign_in.config.origin)
+    if services.authenticator.config.public_url is not None:
+        allowed = (*allowed, services.authenticator.config.origin)
     check_origin(socket.headers, allowed)
     if services.lifecycle.draining:
         raise Draining("The server is shutting down.", retry_after_s=1)
     api_key = await credential(socket, services.tickets)
     if api_key is None:
-        api_key = credential_in(socket.scope, services.sign_in)
+        api_key = credential_in(socket.scope, services.authenticator)
     with _counted(services, socket, is_stranger=api_key is None) as welcome:
         if api_key is not None:
             request = context.of(socket.scope)

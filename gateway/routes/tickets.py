@@ -14,7 +14,7 @@ from gateway.services import Services
 
 
 async def create(services: Services, request: Request) -> Response:
-    api_key = credential_in(request.scope, services.sign_in)
+    api_key = credential_in(request.scope, services.authenticator)
     assert api_key is not None, "the route must not be public"
     tickets = services.tickets
     expires_at = int(time.time() + tickets.lifetime_s)

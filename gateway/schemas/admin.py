@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Literal, Self
-from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gateway.schemas.shown import Shown, seconds
 from tenants.limits import Limits
 from tenants.shared import EngineRecord
 from tenants.types import Scope, UsageEvent, UsageStatus, UsageSum
@@ -47,17 +46,6 @@ class CreateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class RotateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grace_seconds: int = 24 * 3600
     """How long the old key goes on working."""
-
-
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown of something that the store has."""
-
-    @classmethod
-    def of(cls, row: Any, **given: Any) -> Self:
-        """The fields that ``row`` has by the same names, ids as text and times in Unix seconds, and
-        those that are given."""
-        own = (name for name in cls.__struct_fields__ if name not in given and hasattr(row, name))
-        return cls(**{name: _plain(getattr(row, name)) for name in own}, **given)
 
 
 class TenantObject(Shown, frozen=True, kw_only=True):
@@ -329,7 +317,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["engine"] = "engine"
 
 
-class EngineObject(msgspec.Struct, frozen=True, kw_only=True):
+class EngineObject(Shown, frozen=True, kw_only=True):
     """An engine of the registry."""
 
     id: str
@@ -350,21 +338,9 @@ class EngineObject(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["fleet.engine"] = "fleet.engine"
 
     @classmethod
-    def of(cls, engine: EngineRecord) -> EngineObject:
-        started = engine.started_at
-        return cls(
-            id=engine.id,
-            model=engine.model,
-            state=engine.condition,
-            address=engine.address,
-            running=engine.num_running,
-            waiting=engine.num_waiting,
-            capacity=engine.capacity,
-            node=engine.node,
-            version=engine.version,
-            epoch=str(engine.epoch),
-            started_at=None if started is None else int(started.timestamp()),
-        )
+    def of(cls, row: EngineRecord, **given: Any) -> Self:
+        counts = {"running": row.num_running, "waiting": row.num_waiting}
+        return super().of(row, state=row.condition, epoch=str(row.epoch), **counts, **given)
 
 
 class ListObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -373,14 +349,3 @@ class ListObject(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None = None
     """What to send as ``after`` for the rows that follow."""
     object: Literal["list"] = "list"
-
-
-def seconds(moment: datetime | None) -> int | None:
-    """Unix time; None stays None."""
-    return None if moment is None else int(moment.timestamp())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return seconds(value)
-    return str(value) if isinstance(value, UUID) else value

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.schemas.shown import Shown
 from tenants.batch_queue import BatchStatus
 
 
@@ -33,7 +34,7 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
 
 
-class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
+class BatchObject(Shown, frozen=True, kw_only=True):
     id: str
     object: str = "batch"
     endpoint: str

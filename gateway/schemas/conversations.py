@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.schemas.shown import Shown
+
 
 class CreateConversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     items: list[msgspec.Raw] | None = None
@@ -18,7 +20,7 @@ class AddItems(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     items: list[msgspec.Raw]
 
 
-class ConversationObject(msgspec.Struct, frozen=True, kw_only=True):
+class ConversationObject(Shown, frozen=True, kw_only=True):
     id: str
     object: str = "conversation"
     created_at: int

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.schemas.shown import Shown
 
-class FileObject(msgspec.Struct, frozen=True, kw_only=True):
+
+class FileObject(Shown, frozen=True, kw_only=True):
     id: str
     object: str = "file"
     bytes: int

@@ -13,11 +13,7 @@ from starlette.websockets import WebSocket
 from gateway.admission.admission import Admission
 from gateway.admission.client_notes import client_notes
 from gateway.admission.request import GenerationRequest
-from gateway.admission.served_models import ServedModels
 from gateway.answers.turns import TurnEvents
-from gateway.concurrency.fair_starts import FairStarts
-from gateway.config import ServerConfig
-from gateway.context import RequestContext
 from gateway.errors import (
     ApiError,
     Draining,
@@ -30,12 +26,11 @@ from gateway.generation.answer import Answer
 from gateway.generation.generation import Generation, Generations
 from gateway.schemas import ws
 from gateway.sockets.outbox import SocketChannel
-from gateway.sockets.session import SocketSession
+from gateway.sockets.session import Shared, SocketSession
 from gateway.sockets.turn import Turn, is_last
 from gateway.streams.log import StreamReader
 from gateway.streams.streams import Streams
 from gateway.transport import bodies, body_shape
-from tenants.authenticator import Authenticator
 from tenants.request_ids import new_request_id
 from tenants.types import Principal
 
@@ -51,26 +46,13 @@ class ChatSession(SocketSession):
     def __init__(
         self,
         socket: WebSocket,
-        context: RequestContext,
-        *,
         api_key: str | None,
-        config: ServerConfig,
-        models: ServedModels,
-        authenticator: Authenticator,
-        starts: FairStarts,
+        shared: Shared,
         admission: Admission,
         generations: Generations,
         streams: Streams,
     ) -> None:
-        super().__init__(
-            socket,
-            context,
-            api_key=api_key,
-            config=config,
-            authenticator=authenticator,
-            starts=starts,
-        )
-        self._models = models
+        super().__init__(socket, api_key, shared)
         self._admission = admission
         self._generations = generations
         self._streams = streams
@@ -79,12 +61,12 @@ class ChatSession(SocketSession):
     # -- reading
 
     async def _read(self) -> None:
-        principal = await self._admitted("chat")
+        principal, models = await self._admitted("chat"), self._admission.models
         await self._send(
             None,
             ws.Ready(
-                models=list(self._models.names(principal, generating=True)),
-                max_model_len=self._models.default.max_model_len,
+                models=list(models.names(principal, generating=True)),
+                max_model_len=models.default.max_model_len,
                 max_turns=self._config.ws_max_turns,
                 max_message_bytes=self._config.ws_max_message_bytes,
             ),

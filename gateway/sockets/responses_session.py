@@ -17,9 +17,6 @@ from uuid import UUID
 import msgspec
 from starlette.websockets import WebSocket
 
-from gateway.concurrency.fair_starts import FairStarts
-from gateway.config import ServerConfig
-from gateway.context import RequestContext
 from gateway.errors import (
     ApiError,
     Draining,
@@ -41,9 +38,8 @@ from gateway.schemas.responses_ws import (
     SocketErrorObject,
 )
 from gateway.sockets.outbox import SocketChannel
-from gateway.sockets.session import Close, SocketSession
+from gateway.sockets.session import Close, Shared, SocketSession
 from gateway.transport import bodies, body_shape
-from tenants.authenticator import Authenticator
 from tenants.request_ids import new_request_id
 from tenants.types import Principal
 
@@ -66,24 +62,9 @@ class ResponsesSession(SocketSession):
     """Runs the responses of one WebSocket: those of a lane one after the other, lanes at once."""
 
     def __init__(
-        self,
-        socket: WebSocket,
-        context: RequestContext,
-        *,
-        api_key: str | None,
-        config: ServerConfig,
-        authenticator: Authenticator,
-        starts: FairStarts,
-        responses: Responses,
+        self, socket: WebSocket, api_key: str | None, shared: Shared, responses: Responses
     ) -> None:
-        super().__init__(
-            socket,
-            context,
-            api_key=api_key,
-            config=config,
-            authenticator=authenticator,
-            starts=starts,
-        )
+        super().__init__(socket, api_key, shared)
         self._responses = responses
         self._lanes: dict[str | None, _Waiting] = {}
         """The responses of each lane that has any; the first one runs, the others wait."""

@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from gateway import context
 from gateway.concurrency.fair_starts import FairStarts
 from gateway.config import ServerConfig
-from gateway.context import RequestContext
 from gateway.errors import ApiError, InvalidApiKey, to_api_error
 from gateway.schemas.ws import Auth
 from gateway.sockets.outbox import Outbox
@@ -46,6 +46,14 @@ class Close(Exception):
         self.reason = reason
 
 
+class Shared(NamedTuple):
+    """What all sessions of a worker share."""
+
+    config: ServerConfig
+    authenticator: Authenticator
+    starts: FairStarts
+
+
 class SocketSession(ABC):
     """Serves one accepted WebSocket until either side ends it.
 
@@ -53,25 +61,14 @@ class SocketSession(ABC):
     and says how an error looks (``_error_frame``).
     """
 
-    def __init__(
-        self,
-        socket: WebSocket,
-        context: RequestContext,
-        *,
-        api_key: str | None,
-        config: ServerConfig,
-        authenticator: Authenticator,
-        starts: FairStarts,
-    ) -> None:
+    def __init__(self, socket: WebSocket, api_key: str | None, shared: Shared) -> None:
         """api_key: None if the first message must contain it."""
         self._socket = socket
-        self._context = context
+        self._context = request = context.of(socket.scope)
         self._api_key = api_key
-        self._config = config
-        self._authenticator = authenticator
-        self._starts = starts
+        self._config, self._authenticator, self._starts = shared
         self._outbox = Outbox(
-            self._send_frame, max_bytes=config.ws_outbox_bytes, write=context.write
+            self._send_frame, max_bytes=self._config.ws_outbox_bytes, write=request.write
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._may_close = asyncio.Event()

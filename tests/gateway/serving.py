@@ -22,8 +22,8 @@ from gateway import config as configuration
 from gateway import secrets
 from gateway.app import create_app
 from gateway.config import Config
+from gateway.oidc.sign_in import SignIn
 from gateway.processes.server import Server, bind, url_of
-from tenants.authenticator import Authenticator
 from tenants.keys import mint
 from tenants.store import Store
 from tenants.types import Scope, Tenant, UsageSum
@@ -54,8 +54,8 @@ class Gateway:
     engine: Fleet
 
     @property
-    def authenticator(self) -> Authenticator:
-        found: Authenticator = self.app.state.services.authenticator
+    def authenticator(self) -> SignIn:
+        found: SignIn = self.app.state.services.authenticator
         return found
 
     @property

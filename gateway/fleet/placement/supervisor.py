@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from engine.launch import import_path
+from tenants.backoff import Backoff
 
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 STABLE_S = 60.0
@@ -105,7 +106,7 @@ class Supervisor:
                 process.send_signal(number)
 
     def _keep(self) -> None:
-        pause_s = MIN_PAUSE_S
+        backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
         while not self._ending.is_set():
             started_at = time.monotonic()
             try:
@@ -115,9 +116,9 @@ class Supervisor:
             if self._ending.is_set():
                 return
             self._last_words = words
-            pause_s = MIN_PAUSE_S if time.monotonic() - started_at > STABLE_S else pause_s
-            self._ending.wait(pause_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            if time.monotonic() - started_at > STABLE_S:
+                backoff.reset()
+            self._ending.wait(backoff.next_s())
 
     def _run_once(self) -> str:
         """Run the engine until it ends; returns its last words."""

@@ -1,4 +1,5 @@
 /** The list of the conversations that are kept: search, rename, pin, export, import, delete. */
+import { button } from "./buttons.js";
 import { asJson, asMarkdown, imported, NotKept } from "./kept.js";
 
 const SEARCH_AFTER_MS = 200;
@@ -191,12 +192,4 @@ function age(time) {
   if (days <= 7) return "The last 7 days";
   if (days <= 30) return "The last 30 days";
   return new Date(time).toLocaleDateString("en", { month: "long", year: "numeric" });
-}
-
-function button(text, onClick) {
-  const node = document.createElement("button");
-  node.type = "button";
-  node.textContent = text;
-  node.addEventListener("click", onClick);
-  return node;
 }

@@ -1,5 +1,5 @@
 /** The conversation on the page: one list item per message, the last answer updated in place. */
-import { copyText } from "./clipboard.js";
+import { button, copyButton } from "./buttons.js";
 import { heatMap } from "./heat_map.js";
 import { MarkdownView } from "./markdown.js";
 import { Reasoning } from "./reasoning.js";
@@ -247,20 +247,4 @@ function duration(seconds) {
 function speed(count, seconds, firstSeconds) {
   const writing = seconds - firstSeconds; // what comes after the first token
   return count > 1 && writing > 0 ? `${((count - 1) / writing).toFixed(1)} tokens/s` : undefined;
-}
-
-function button(text, onClick) {
-  const node = document.createElement("button");
-  node.type = "button";
-  node.textContent = text;
-  node.addEventListener("click", onClick);
-  return node;
-}
-
-function copyButton(content) {
-  const node = button("Copy", async () => {
-    node.textContent = (await copyText(content)) ? "Copied" : "Press Ctrl+C";
-    setTimeout(() => (node.textContent = "Copy"), 1600);
-  });
-  return node;
 }

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,8 +20,10 @@ from gateway.generation.choice import Choice, engine_error
 from gateway.generation.delta import Delta
 from gateway.generation.events import Text
 from gateway.parsers.answer import AnswerParser
-from gateway.parsers.hermes import HermesParser
+from gateway.parsers.hermes import HERMES
 from gateway.parsers.reasoning import ThinkParser
+
+make_tools = partial(HERMES.make_parser, {})
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
@@ -98,7 +101,7 @@ def test_a_stop_string_ends_it_and_stops_the_engine(fixture: Fixture) -> None:
 
 
 def _thinks_and_calls() -> AnswerParser:
-    return AnswerParser(reasoning=ThinkParser(has_begun=False), tools=HermesParser())
+    return AnswerParser(reasoning=ThinkParser(has_begun=False), tools=make_tools())
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -168,7 +171,7 @@ def test_reasoning_tokens_are_counted_whatever_the_outputs(fixture: Fixture) -> 
 
 
 def test_a_call_too_many_stops_the_engine(fixture: Fixture) -> None:
-    choice = fixture.choice(make_parser=lambda: AnswerParser(tools=HermesParser(), max_calls=1))
+    choice = fixture.choice(make_parser=lambda: AnswerParser(tools=make_tools(), max_calls=1))
     assert choice.advance(fixture.output(CALL)).finish_reason is None
     delta: Delta = choice.advance(fixture.output(CALL))
     assert (delta.finish_reason, list(delta.tool_calls)) == ("tool_calls", [])

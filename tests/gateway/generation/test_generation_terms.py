@@ -19,7 +19,7 @@ from gateway.errors import ApiError, Draining, Gone
 from gateway.generation.compliance import ComplianceChecks
 from gateway.generation.generation import Generation
 from gateway.parsers.answer import AnswerParser
-from gateway.parsers.hermes import HermesParser
+from gateway.parsers.hermes import HERMES
 from gateway.parsers.reasoning import ThinkParser
 from gateway.schemas.chat import FunctionDefinition
 from gateway.schemas.common import Compliance
@@ -295,7 +295,7 @@ async def test_calls_are_checked_in_place_of_a_document(model_dir: Path) -> None
         here.double.script = says(CALL)
         for loose_calls in (loose, None):
             generation = here.begin(
-                make_parser=lambda: AnswerParser(tools=HermesParser()),
+                make_parser=lambda: AnswerParser(tools=HERMES.make_parser({})),
                 unenforced=unenforced,
                 loose_calls=loose_calls,
             )

@@ -153,6 +153,7 @@ async def test_a_key_needs_what_the_table_says(
 
     async def ask(headers: list[tuple[bytes, bytes]]) -> None:
         scope: Scope = {"type": kind, "method": method, "path": path, "headers": headers}
+        scope["scheme"] = "http"
         context.attach(scope, nothing)  # type: ignore[arg-type]
         await auth(scope, nothing, nothing)  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.parsers.answer import AnswerParser
 from gateway.parsers.base import ToolFormat
-from gateway.parsers.hermes import HermesParser
+from gateway.parsers.hermes import HERMES
 from gateway.parsers.reasoning import ThinkParser
 from tests.gateway.parsers.test_formats import ALL
 
@@ -27,7 +27,7 @@ def whole(parser: AnswerParser, text: Iterable[str]) -> tuple[str, str, list[str
 
 
 def test_reasoning_and_then_a_call() -> None:
-    parser = AnswerParser(reasoning=ThinkParser(has_begun=False), tools=HermesParser())
+    parser = AnswerParser(reasoning=ThinkParser(has_begun=False), tools=HERMES.make_parser({}))
     text = f"<think>I could {CALL}</think>\nI look.\n{CALL}"
     assert whole(parser, text) == (f"I could {CALL}", "I look.", ["f"])
     assert parser.has_calls
@@ -42,17 +42,17 @@ def test_reasoning_can_be_hidden() -> None:
 
 def test_what_was_held_back_comes_at_the_end() -> None:
     """What might have become a tag."""
-    thinking = AnswerParser(reasoning=ThinkParser(has_begun=True), tools=HermesParser())
+    thinking = AnswerParser(reasoning=ThinkParser(has_begun=True), tools=HERMES.make_parser({}))
     assert whole(thinking, "hm </thi") == ("hm </thi", "", [])
     for text in (" <thi", " <tool_c", "yes <tool_c"):
-        parser = AnswerParser(reasoning=ThinkParser(has_begun=False), tools=HermesParser())
+        parser = AnswerParser(reasoning=ThinkParser(has_begun=False), tools=HERMES.make_parser({}))
         assert whole(parser, text) == ("", text, [])
 
 
 def test_it_says_where_it_stands() -> None:
     plain = AnswerParser()
     assert (plain.is_thinking, plain.has_calls, plain.is_full) == (False, False, False)
-    parser = AnswerParser(reasoning=ThinkParser(has_begun=True), tools=HermesParser())
+    parser = AnswerParser(reasoning=ThinkParser(has_begun=True), tools=HERMES.make_parser({}))
     assert (parser.is_thinking, parser.has_calls, parser.is_full) == (True, False, False)
     parser.push("</think>")
     assert (parser.is_thinking, parser.has_calls) == (False, False)
@@ -61,7 +61,7 @@ def test_it_says_where_it_stands() -> None:
 
 
 def test_one_call_too_many_fills_it() -> None:
-    parser = AnswerParser(tools=HermesParser(), max_calls=1)
+    parser = AnswerParser(tools=HERMES.make_parser({}), max_calls=1)
     parser.push(CALL)
     assert not parser.is_full
     piece = parser.push(f" B {CALL} and text")
@@ -89,7 +89,7 @@ def test_what_follows_a_call_too_many_is_dropped_however_it_is_cut(
 @pytest.mark.parametrize("rest", ['{"name": "g"}', '{"name": "g"}</tool_call>'])
 def test_a_call_too_many_adds_nothing_to_the_last_one(rest: str) -> None:
     """Its arguments, which are left out here, are none of that one's."""
-    parser = AnswerParser(tools=HermesParser(), max_calls=1)
+    parser = AnswerParser(tools=HERMES.make_parser({}), max_calls=1)
     pieces = [parser.push(CALL), parser.push(f"<tool_call>{rest}"), parser.finish()]
     arguments = [call.function.arguments for piece in pieces for call in piece.calls]
     assert "".join(part for part in arguments if isinstance(part, str)) == "{}"
@@ -119,7 +119,7 @@ def test_an_answer_is_read_alike_however_it_is_cut(
         return AnswerParser(
             reasoning=ThinkParser(has_begun=has_begun),
             hides_reasoning=hides,
-            tools=HermesParser() if has_tools else None,
+            tools=HERMES.make_parser({}) if has_tools else None,
             max_calls=max_calls,
         )
 

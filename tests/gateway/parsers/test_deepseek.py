@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,12 +9,14 @@ from hypothesis import strategies as st
 from gateway.parsers.deepseek import (
     CALL,
     CALLS,
+    DEEPSEEK,
     END_CALL,
     END_CALLS,
     SEPARATOR,
-    DeepSeekParser,
 )
 from tests.gateway.parsers.replay import Expected, check_splits, replay
+
+make_tools = partial(DEEPSEEK.make_parser, {})
 
 V3 = f'{CALL}function{SEPARATOR}get_weather\n```json\n{{"city": "Oslo"}}\n```{END_CALL}'
 V31 = f'{CALL}get_weather{SEPARATOR}{{"city": "Oslo"}}{END_CALL}'
@@ -51,7 +55,7 @@ CASES["without arguments"][1][1].append(("f", "{}"))
 
 @pytest.mark.parametrize("name", CASES)
 def test_split_at_every_position(name: str) -> None:
-    check_splits(DeepSeekParser, *CASES[name])
+    check_splits(make_tools, *CASES[name])
 
 
 _FRAGMENTS = st.sampled_from([CALLS, CALL, END_CALL, END_CALLS, SEPARATOR, "{", "}", "<", "a", V3])
@@ -62,4 +66,4 @@ def test_any_text_split_anywhere(fragments: list[str], data: st.DataObject) -> N
     text = "".join(fragments)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert replay(DeepSeekParser(), pieces).plain == replay(DeepSeekParser(), [text]).plain
+    assert replay(make_tools(), pieces).plain == replay(make_tools(), [text]).plain

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from gateway.parsers.answer import AnswerParser
-from gateway.parsers.harmony import CallsParser, HarmonyParser
+from gateway.parsers.harmony import HARMONY, HarmonyParser
 from tests.gateway.parsers.replay import check_splits
+
+make_tools = partial(HARMONY.make_parser, {})
 
 TO = "<|channel|>commentary to=functions."
 CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
@@ -33,7 +37,7 @@ CASES: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_split_at_every_position(name: str) -> None:
     text, content, calls = CASES[name]
-    check_splits(CallsParser, text, (content, calls))
+    check_splits(make_tools, text, (content, calls))
 
 
 @pytest.mark.parametrize("to", [" to=functions.f<|channel|>commentary", f"{TO}f"])
@@ -45,7 +49,7 @@ def test_reasoning_a_preamble_and_a_call(to: str, end: str) -> None:
         f'{to} <|constrain|>json<|message|>{{"city": "Oslo"}}{end}'
     )
     for size in (1, 3, len(text)):
-        parser = AnswerParser(reasoning=HarmonyParser(has_begun=False), tools=CallsParser())
+        parser = AnswerParser(reasoning=HarmonyParser(has_begun=False), tools=make_tools())
         pieces = [parser.push(text[at : at + size]) for at in range(0, len(text), size)]
         pieces.append(parser.finish())
         assert "".join(piece.reasoning for piece in pieces) == "Look it up."
@@ -57,7 +61,7 @@ def test_reasoning_a_preamble_and_a_call(to: str, end: str) -> None:
 
 
 def test_arguments_are_passed_on_as_they_come() -> None:
-    parser = AnswerParser(reasoning=HarmonyParser(has_begun=False), tools=CallsParser())
+    parser = AnswerParser(reasoning=HarmonyParser(has_begun=False), tools=make_tools())
     parser.push(f'{TO}f<|message|>{{"city":')
     (piece,) = parser.push(' "Os').calls
     assert piece.function.arguments == ' "Os'

@@ -2,17 +2,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsers.hermes import CLOSE, OPEN, HermesParser
+from gateway.parsers.hermes import CLOSE, HERMES, OPEN
 from tests.gateway.parsers.replay import Collected, check_splits, replay
 
 
 def parse(pieces: Iterable[str]) -> Collected:
-    return replay(HermesParser(), pieces)
+    return replay(HERMES.make_parser({}), pieces)
 
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
@@ -198,7 +199,7 @@ def test_in_one_piece(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name != "deep"])
 def test_split_at_every_position(name: str) -> None:
     text, content, calls = CASES[name]
-    check_splits(HermesParser, text, (content, calls))
+    check_splits(partial(HERMES.make_parser, {}), text, (content, calls))
 
 
 _FRAGMENTS = st.sampled_from(
@@ -239,14 +240,14 @@ def test_every_valid_call_is_found_and_its_arguments_kept(
 
 
 def test_the_name_comes_before_the_arguments_are_complete() -> None:
-    parser = HermesParser()
+    parser = HERMES.make_parser({})
     parser.push(f'{OPEN}{{"name": "f", "arguments": {{"x": "')
     _, pieces = parser.push("abc")
     assert [piece.function.arguments for piece in pieces] == ["abc"]
 
 
 def test_plain_text_is_not_held_back() -> None:
-    parser = HermesParser()
+    parser = HERMES.make_parser({})
     assert parser.push("Hello") == ("Hello", [])
     assert parser.push(" world <b") == (" world <b", [])
     assert parser.push(" \n") == ("", [])  # may be layout before a call

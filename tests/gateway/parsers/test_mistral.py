@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsers.mistral import TAG, MistralParser
+from gateway.parsers.mistral import MISTRAL, TAG
 from tests.gateway.parsers.replay import Expected, check_splits, replay
+
+make_tools = partial(MISTRAL.make_parser, {})
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Oslo]"}}'
 FOUND = ("get_weather", '{"city": "Oslo]"}')
@@ -38,7 +42,7 @@ CASES: dict[str, tuple[str, Expected]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_split_at_every_position(name: str) -> None:
-    check_splits(MistralParser, *CASES[name])
+    check_splits(make_tools, *CASES[name])
 
 
 _FRAGMENTS = st.sampled_from([TAG, "[", "]", "[ARGS]", "{", "}", '"', " ", "a", WEATHER, ","])
@@ -49,4 +53,4 @@ def test_any_text_split_anywhere(fragments: list[str], data: st.DataObject) -> N
     text = "".join(fragments)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert replay(MistralParser(), pieces).plain == replay(MistralParser(), [text]).plain
+    assert replay(make_tools(), pieces).plain == replay(make_tools(), [text]).plain

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsers.qwen import CLOSE, OPEN, QwenParser, spell
+from gateway.parsers.base import ToolParser
+from gateway.parsers.qwen import CLOSE, OPEN, QWEN, spell
 from grammar.errors import UnsupportedKeyword
 from grammar.structural_tag import AnyText, ConstString, Format, Or, Sequence, Tag
 from tests.gateway.parsers.replay import Expected, check_splits, replay
@@ -27,8 +28,8 @@ def call(**arguments: str) -> str:
     return f"{OPEN}\n<function=f>\n{inside}</function>\n{CLOSE}"
 
 
-def make() -> QwenParser:
-    return QwenParser(SCHEMAS)
+def make() -> ToolParser:
+    return QWEN.make_parser(SCHEMAS)
 
 
 CASES: dict[str, tuple[str, Expected]] = {
@@ -90,7 +91,7 @@ def test_split_at_every_position(name: str) -> None:
 
 
 def test_a_schema_whose_properties_are_none_says_nothing_of_values() -> None:
-    found = replay(QwenParser({"f": {"properties": []}}), [call(n="1", zip="a")])
+    found = replay(QWEN.make_parser({"f": {"properties": []}}), [call(n="1", zip="a")])
     assert found.plain == ("", [("f", '{"n": 1, "zip": "a"}')])
 
 

@@ -70,14 +70,14 @@ async def test_work_that_is_down_is_told_and_some_takes_the_worker_out(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, name: str, status: int
 ) -> None:
     services = gateway.app.state.services
-    (work,) = [work for work in services.lifecycle._background._works if work.name == name]
+    (work,) = [work for work in services.lifecycle.background._works if work.name == name]
 
     async def dies() -> None:
         raise RuntimeError("no reason")
 
-    await services.lifecycle._background.stop()
+    await services.lifecycle.background.stop()
     monkeypatch.setattr(work, "_run", dies)
-    services.lifecycle._background.start()
+    services.lifecycle.background.start()
     await until(lambda: work.num_deaths)
     assert (await get(gateway, "/readyz")).json()["failing"] == []
     monkeypatch.setattr("gateway.concurrency.background.DOWN_S", 0.0)

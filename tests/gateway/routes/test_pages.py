@@ -12,9 +12,9 @@ from gateway.concurrency.fair_starts import FairStarts
 from gateway.middleware.auth import Auth, Operations
 from gateway.middleware.errors import Errors
 from gateway.middleware.request_id import RequestId
+from gateway.oidc.sign_in import SignIn
 from gateway.routes import pages
 from gateway.routes.dispatch import dispatcher
-from tenants.authenticator import Authenticator
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def client(folder: Path) -> Iterator[TestClient]:
     services: Any = None
     app.router.default = dispatcher(services, served)
     app.add_middleware(
-        Auth, authenticator=cast("Authenticator", None), operations=served, starts=FairStarts()
+        Auth, authenticator=cast("SignIn", None), operations=served, starts=FairStarts()
     )
     app.add_middleware(Errors)
     app.add_middleware(RequestId)

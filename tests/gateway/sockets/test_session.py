@@ -19,7 +19,7 @@ from gateway.config import ServerConfig
 from gateway.errors import ApiError, InvalidApiKey, Overloaded
 from gateway.schemas.ws import Auth
 from gateway.sockets import session as socket_session
-from gateway.sockets.session import Close, SocketSession
+from gateway.sockets.session import Close, Shared, SocketSession
 from tenants.authenticator import Authenticator
 from tenants.errors import StoreUnavailable
 from tests.gateway.serving import until
@@ -107,14 +107,8 @@ class Site:
         scope: dict[str, Any] = {"type": "websocket", "path": "/", "headers": []}
         self.context = context.attach(scope, self.peer.send)
         self.socket = WebSocket(scope, self.peer.receive, self.peer.send)
-        self.session = EchoSession(
-            self.socket,
-            self.context,
-            api_key=api_key,
-            config=ServerConfig(**server),
-            authenticator=Authenticator(store, PEPPER),
-            starts=FairStarts(),
-        )
+        shared = Shared(ServerConfig(**server), Authenticator(store, PEPPER), FairStarts())
+        self.session = EchoSession(self.socket, api_key, shared)
 
     async def run(self) -> None:
         await self.socket.accept()
