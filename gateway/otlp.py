@@ -1,22 +1,20 @@
 """Sends spans to a collector, by OTLP over HTTP in JSON.
 
-OpenTelemetry's own exporter makes a message of protobuf of each attribute, in Python. With it a
-recorded request took 0.21 ms of CPU, with this one 0.13 ms.
+A span becomes text when it ends, and a batch is those texts in a row: OpenTelemetry's own spans,
+queue and exporter take several times the CPU time, half of it in a thread that holds up the event
+loop meanwhile.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-import time
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import httpx2
 import msgspec
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.util.re import parse_env_headers
 
 from tenants.outage import OutageLog
 
@@ -24,88 +22,131 @@ logger = logging.getLogger(__name__)
 
 HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 """Variables with headers of the requests, as ``name=value,name=value``; the later one wins."""
+INTERVAL_S = 2.0
+"""How often spans are sent."""
+MAX_WAITING = 8192
+"""Spans that may wait to be sent, some 4 MB; half of them are sent at once."""
 PAUSE_S = 0.2
+Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 _encode = msgspec.json.Encoder().encode
 
 
-class JsonExporter(SpanExporter):
-    """What a batch of spans is given to. It may block, so it has a thread of its own."""
+class Exporter:
+    """Sends spans from a thread of its own. While the collector is away or too slow, spans beyond
+    ``MAX_WAITING`` are dropped."""
 
-    def __init__(self, endpoint: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        timeout_s: float,
+        resource: Mapping[str, object],
+        scope: Mapping[str, str],
+    ) -> None:
+        """timeout_s: for each try to send. resource, scope: what makes the spans."""
+        from opentelemetry.util.re import parse_env_headers
+
         given = (parse_env_headers(os.environ.get(name, ""), liberal=True) for name in HEADERS)
         headers = {key: value for one in given for key, value in one.items()}
+        headers["content-type"] = "application/json"
         self._endpoint = endpoint
         self._client = httpx2.Client(timeout=timeout_s, headers=headers)
         self._outage = OutageLog(logger)
+        self._head = (
+            f'{{"resourceSpans":[{{"resource":{{"attributes":[{_attributes(resource)}]}},'
+            f'"scopeSpans":[{{"scope":{_encode(scope).decode()},"spans":['
+        )
+        self._waiting: list[str] = []
+        self._is_due = threading.Event()
+        self._closes = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+        self._thread.start()
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    def add(self, span: str) -> None:
+        """Take a span as ``span`` writes it."""
+        waiting = self._waiting
+        if len(waiting) < MAX_WAITING:
+            waiting.append(span)
+        if len(waiting) == MAX_WAITING // 2:
+            self._is_due.set()
+
+    def close(self) -> None:
+        """Send what waits, and end the thread. May block for some seconds."""
+        self._closes.set()
+        self._is_due.set()
+        self._thread.join()
+        self._client.close()
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            self._is_due.wait(INTERVAL_S)
+            self._is_due.clear()
+            is_last = self._closes.is_set()
+            batch, self._waiting = self._waiting, []
+            if batch:
+                self._send(f"{self._head}{','.join(batch)}]}}]}}]}}".encode())
+
+    def _send(self, body: bytes) -> None:
         """A batch that is not taken is sent once more, and then dropped."""
-        body = encoded(spans)
         failure = self._failure(body)
         if failure is not None:
-            time.sleep(PAUSE_S)
+            self._closes.wait(PAUSE_S)
             failure = self._failure(body)
         if failure is not None:
             self._outage.failed("Spans are lost: %s: %s", self._endpoint, failure)
-            return SpanExportResult.FAILURE
-        self._outage.succeeded("Spans are taken again")
-        return SpanExportResult.SUCCESS
+        else:
+            self._outage.succeeded("Spans are taken again")
 
     def _failure(self, body: bytes) -> str | None:
-        headers = {"content-type": "application/json"}
         try:
-            answer = self._client.post(self._endpoint, content=body, headers=headers)
+            answer = self._client.post(self._endpoint, content=body)
         except httpx2.HTTPError as error:
             return str(error) or type(error).__name__
         return None if answer.is_success else f"it answers {answer.status_code}"
 
-    def shutdown(self) -> None:
-        self._client.close()
+
+def span(
+    place: str,
+    name: str,
+    times: tuple[int, int],
+    attributes: Attributes | None = None,
+    error: str | None = None,
+) -> str:
+    """place: the members that say which span it is, of what kind and below which, each with a
+    comma. times: of begin and end, in nanoseconds since the epoch. error: the type of what went
+    wrong, if anything did."""
+    rest = ""
+    if error is not None:
+        attributes = {**(attributes or {}), "error.type": error}
+        rest = ',"status":{"code":2}'
+    if attributes:
+        rest += f',"attributes":[{_attributes(attributes)}]'
+    return (
+        f'{{{place}"name":{quoted(name)},"startTimeUnixNano":"{times[0]}",'
+        f'"endTimeUnixNano":"{times[1]}"{rest}}}'
+    )
 
 
-def encoded(spans: Sequence[ReadableSpan]) -> bytes:
-    """An ``ExportTraceServiceRequest`` of spans of one resource and scope."""
-    scope = spans[0].instrumentation_scope
-    assert scope is not None
-    of_scope = {
-        "scope": {"name": scope.name, "version": scope.version or ""},
-        "spans": [_span(one) for one in spans],
-    }
-    resource = {"attributes": _attributes(spans[0].resource.attributes)}
-    return _encode({"resourceSpans": [{"resource": resource, "scopeSpans": [of_scope]}]})
+@functools.lru_cache(1024)
+def quoted(text: str) -> str:
+    return _encode(text).decode()
 
 
-def _span(span: ReadableSpan) -> dict[str, Any]:
-    context, parent = span.context, span.parent
-    assert context is not None
-    made = {
-        "traceId": f"{context.trace_id:032x}",
-        "spanId": f"{context.span_id:016x}",
-        "name": span.name,
-        "kind": span.kind.value + 1,
-        "startTimeUnixNano": str(span.start_time),
-        "endTimeUnixNano": str(span.end_time),
-        "attributes": _attributes(span.attributes or {}),
-        "status": {"code": span.status.status_code.value},
-    }
-    if parent is not None:
-        made["parentSpanId"] = f"{parent.span_id:016x}"
-    if context.trace_state:
-        made["traceState"] = context.trace_state.to_header()
-    return made
+def _attributes(attributes: Mapping[str, object]) -> str:
+    return ",".join(
+        [f'{{"key":"{key}","value":{_value(value)}}}' for key, value in attributes.items()]
+    )
 
 
-def _attributes(attributes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
-
-
-def _value(value: Any) -> dict[str, Any]:
-    if isinstance(value, str):
-        return {"stringValue": value}
-    if isinstance(value, bool):
-        return {"boolValue": value}
-    if isinstance(value, int):
-        return {"intValue": str(value)}
-    if isinstance(value, float):
-        return {"doubleValue": value}
-    return {"arrayValue": {"values": [_value(one) for one in value]}}
+def _value(value: object) -> str:
+    kind = type(value)
+    if kind is str:
+        return f'{{"stringValue":{_encode(value).decode()}}}'
+    if kind is int:
+        return f'{{"intValue":"{value}"}}'
+    if kind is float:
+        return f'{{"doubleValue":{value}}}'
+    if kind is bool:
+        return '{"boolValue":true}' if value else '{"boolValue":false}'
+    assert isinstance(value, Sequence)
+    return f'{{"arrayValue":{{"values":[{",".join(map(_value, value))}]}}}}'

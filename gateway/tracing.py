@@ -1,4 +1,4 @@
-"""Traces of requests, made with OpenTelemetry and sent by OTLP over HTTP.
+"""Traces of requests by OpenTelemetry's conventions, sent by OTLP over HTTP.
 
 ``middleware.traces`` begins a request's span; what happens within it is a span below that one:
 
@@ -17,155 +17,100 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
-from gateway import logs
+from gateway import logs, otlp
 from gateway.config import TracingConfig
 from gateway.errors import ConfigError
+from gateway.otlp import Attributes, Exporter
 from gateway.version import version
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-    from opentelemetry.trace import Span, SpanContext
 
 EXPORT_TIMEOUT_S = 2.0
 """How long a batch is tried to be sent, the last one while the server shuts down."""
-Attributes = Mapping[str, str | bool | int | float | list[str]]
+TRACEPARENT = "traceparent"
+_NO_ATTRIBUTES: Attributes = MappingProxyType({})
+_INTERNAL, _SERVER = '"kind":1,', '"kind":2,'
+"""Of work within a server, and of a request that it answers."""
 
 
 class Stage:
-    """A span of a request whose trace is recorded.
+    """A span of a request whose trace is recorded. It is written when it ends. What is done while
+    it is entered belongs to it."""
 
-    Those below the request's are made here, whole, when they end: the SDK's own spans, which may be
-    changed by several threads at any time, take four times as long.
-    """
-
-    __slots__ = ("_attributes", "_begun_at", "_context", "_epoch", "_name", "_parent", "_sink")
+    __slots__ = ("_attributes", "_before", "_begun_at", "_name", "_place", "_trace", "id")
+    _before: Token[Stage | None]
 
     def __init__(
-        self,
-        sink: _Sink,
-        epoch: int,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None = None,
-        begun_at: int = 0,
-        attributes: Attributes | None = None,
+        self, trace: Recorded, name: str, attributes: Attributes, *, place: str, begun_at: int
     ) -> None:
-        """epoch: by how many nanoseconds the time of day is ahead of ``time.monotonic``, the same
-        for all spans of a request, so that they follow one another. begun_at: in nanoseconds since
-        the epoch."""
-        self._sink = sink
-        self._epoch = epoch
+        """place: members that say what is above it, each with a comma. begun_at: in nanoseconds
+        since the epoch."""
+        self.id = _new_id(64)
+        self._trace = trace
         self._name = name
-        self._context = context
-        self._parent = parent
+        self._attributes = attributes
+        self._place = place
         self._begun_at = begun_at
-        self._attributes = attributes or {}
 
     def begin(
-        self, name: str, *, at: float | None = None, attributes: Attributes | None = None
+        self, name: str, *, at: float | None = None, attributes: Attributes = _NO_ATTRIBUTES
     ) -> Stage:
         """Begin a span below this one. at: in seconds of ``time.monotonic``; None: now."""
-        sink = self._sink
-        context = sink.context_below(self._context)
-        return Stage(sink, self._epoch, name, context, self._context, self._at(at), attributes)
+        trace = self._trace
+        place = f'"parentSpanId":"{self.id}",{_INTERNAL}'
+        return Stage(trace, name, attributes, place=place, begun_at=trace.moment(at))
 
-    def add(self, name: str, begun_at: float, ended_at: float) -> None:
-        """A span below this one that has ended. Times in seconds of ``time.monotonic``."""
-        self.begin(name, at=begun_at).end(at=ended_at)
+    def add(self, name: str, begun_at: float, ended_at: float | None = None) -> None:
+        """A span below this one that has ended; None: now. Times in seconds of
+        ``time.monotonic``."""
+        trace = self._trace
+        ids = f'"traceId":"{trace.id}","spanId":"{_new_id(64)}","parentSpanId":"{self.id}"'
+        times = trace.moment(begun_at), trace.moment(ended_at)
+        trace.exporter.add(otlp.span(f"{ids},{_INTERNAL}", name, times))
 
     def end(self, *, at: float | None = None, error: str | None = None) -> None:
         """error: the type of what went wrong, if anything did."""
-        if error is not None:
-            self._attributes = {**self._attributes, "error.type": error}
-        self._sink.add(
-            self._name,
-            self._context,
-            self._parent,
-            times=(self._begun_at, self._at(at)),
-            attributes=self._attributes,
-            has_failed=error is not None,
-        )
-
-    def _at(self, monotonic_s: float | None) -> int:
-        """In nanoseconds since the epoch. None: now."""
-        ns = time.monotonic_ns() if monotonic_s is None else int(monotonic_s * 1e9)
-        return self._epoch + ns
+        trace = self._trace
+        place = f'"traceId":"{trace.id}","spanId":"{self.id}",{self._place}'
+        times = self._begun_at, trace.moment(at)
+        trace.exporter.add(otlp.span(place, self._name, times, self._attributes, error))
 
     def rename(self, name: str, attributes: Attributes) -> None:
         """For what is known only once the span has begun."""
         self._name = name
         self._attributes = {**self._attributes, **attributes}
 
+    def __enter__(self) -> None:
+        self._before = current.set(self)
 
-class _RequestStage(Stage):
-    """That of the request: a span of the SDK, which decides whether the trace is recorded."""
-
-    __slots__ = ("_span",)
-
-    def __init__(self, sink: _Sink, span: Span) -> None:
-        epoch = time.time_ns() - time.monotonic_ns()
-        super().__init__(sink, epoch, "", span.get_span_context())
-        self._span = span
-
-    def end(self, *, at: float | None = None, error: str | None = None) -> None:
-        if error is not None:
-            from opentelemetry.trace import StatusCode
-
-            self._span.set_attribute("error.type", error)
-            self._span.set_status(StatusCode.ERROR)
-        self._span.end(self._at(at))
-
-    def rename(self, name: str, attributes: Attributes) -> None:
-        self._span.update_name(name)
-        self._span.set_attributes(attributes)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        current.reset(self._before)
+        self.end(error=None if kind is None else kind.__qualname__)
 
 
-class _Sink:
-    """Takes spans that have ended."""
+class Recorded:
+    """What the spans of a trace that is recorded have in common."""
 
-    def __init__(self, processor: SpanProcessor, resource: Resource) -> None:
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-        from opentelemetry.trace import SpanContext, Status, StatusCode
+    __slots__ = ("_epoch", "exporter", "id")
 
-        self._processor = processor
-        self._resource = resource
-        self._scope = InstrumentationScope("sluice", version())
-        self._make, self._make_context = ReadableSpan, SpanContext
-        self._good, self._bad = Status(), Status(StatusCode.ERROR)
+    def __init__(self, exporter: Exporter, trace_id: str) -> None:
+        self.exporter = exporter
+        self.id = trace_id
+        # All times come from one clock, so that spans follow one another.
+        self._epoch = time.time_ns() - time.monotonic_ns()
 
-    def context_below(self, parent: SpanContext) -> SpanContext:
-        span_id = random.getrandbits(64) or 1
-        return self._make_context(parent.trace_id, span_id, False, parent.trace_flags)
+    def moment(self, monotonic_s: float | None) -> int:
+        """In nanoseconds since the epoch. None: now."""
+        ns = time.monotonic_ns() if monotonic_s is None else int(monotonic_s * 1e9)
+        return self._epoch + ns
 
-    def add(
-        self,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        *,
-        times: tuple[int, int],
-        attributes: Attributes,
-        has_failed: bool,
-    ) -> None:
-        span = self._make(
-            name,
-            context,
-            parent,
-            self._resource,
-            attributes,
-            status=self._bad if has_failed else self._good,
-            start_time=times[0],
-            end_time=times[1],
-            instrumentation_scope=self._scope,
-        )
-        self._processor.on_end(span)
+
+def _new_id(bits: int) -> str:
+    """In hexadecimal, and not zero, which stands for none."""
+    return f"{random.getrandbits(bits) or 1:0{bits // 4}x}"
 
 
 current: ContextVar[Stage | None] = ContextVar("trace", default=None)
@@ -175,95 +120,88 @@ current: ContextVar[Stage | None] = ContextVar("trace", default=None)
 def stage(name: str) -> AbstractContextManager[None]:
     """A span of what is done within the block, if a trace of it is recorded."""
     above = current.get()
-    return _NOT_RECORDED if above is None else _stage(above, name)
+    return _NOT_RECORDED if above is None else above.begin(name)
 
 
 _NOT_RECORDED = nullcontext()
 
 
-@contextmanager
-def _stage(above: Stage, name: str) -> Iterator[None]:
-    own = above.begin(name)
-    before = current.set(own)
-    error = None
-    try:
-        yield
-    except BaseException as exc:
-        error = type(exc).__qualname__
-        raise
-    finally:
-        current.reset(before)
-        own.end(error=error)
-
-
 class Tracing:
-    """Makes the spans of requests, and exports them in a thread of its own. At most 2,048 spans
-    wait to be exported; while the collector is away or too slow, further ones are dropped."""
+    """Begins the traces of requests. OpenTelemetry says which are recorded, what a client's headers
+    mean, and of what all spans are, also by its variables, such as ``OTEL_RESOURCE_ATTRIBUTES``."""
 
     def __init__(self, config: TracingConfig) -> None:
         """Raises ``ConfigError`` if the packages of the extra ``otel`` are not installed."""
         try:
             from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-
-            from gateway.otlp import JsonExporter
+            from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ModuleNotFoundError as exc:
             raise ConfigError(
                 f"tracing.otlp_endpoint needs {exc.name}; run `pip install 'sluice[otel]'`, or "
                 "leave the setting out"
             ) from None
-        resource = Resource.create(
-            {"service.name": config.service_name, "service.version": version()}
-        )
-        self._provider: TracerProvider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(config.sample_ratio)),
-            resource=resource,
-            shutdown_on_exit=False,
-        )
+        self._bound = TraceIdRatioBased.get_bound_for_rate(config.sample_ratio)
+        self._extract = TraceContextTextMapPropagator().extract
         assert config.otlp_endpoint is not None
-        processor = BatchSpanProcessor(JsonExporter(config.otlp_endpoint, EXPORT_TIMEOUT_S))
-        self._provider.add_span_processor(processor)
-        self._tracer = self._provider.get_tracer("sluice", version())
-        self._sink = _Sink(processor, resource)
+        known = {"service.name": config.service_name, "service.version": version()}
+        self._exporter = Exporter(
+            config.otlp_endpoint,
+            timeout_s=EXPORT_TIMEOUT_S,
+            resource=Resource.create(known).attributes,
+            scope={"name": "sluice", "version": version()},
+        )
 
     def begin(self, name: str, headers: Mapping[str, str], attributes: Attributes) -> RequestTrace:
         """Begin the span of a request, as a part of the trace that its ``traceparent`` names, if it
         has one."""
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        if TRACEPARENT in headers and (above := self._above(headers)) is not None:
+            trace_id, is_recorded, place = above
+        else:
+            trace_id = _new_id(128)
+            is_recorded = int(trace_id[16:], 16) < self._bound
+            place = ""
+        if not is_recorded:
+            return RequestTrace(trace_id, None)
+        trace = Recorded(self._exporter, trace_id)
+        place += _SERVER
+        now = trace.moment(None)
+        return RequestTrace(trace_id, Stage(trace, name, attributes, place=place, begun_at=now))
 
-        span = self._tracer.start_span(
-            name,
-            context=TraceContextTextMapPropagator().extract(headers),
-            kind=SpanKind.SERVER,
-            attributes=attributes,
-        )
-        return RequestTrace(self._sink, span)
+    def _above(self, headers: Mapping[str, str]) -> tuple[str, bool, str] | None:
+        """The trace that a client's headers name, whether it is recorded, and the place in it."""
+        from opentelemetry.trace import get_current_span
+
+        known = get_current_span(self._extract(headers)).get_span_context()
+        if not known.is_valid:
+            return None
+        place = f'"parentSpanId":"{known.span_id:016x}",'
+        if known.trace_state:
+            place += f'"traceState":{otlp.quoted(known.trace_state.to_header())},'
+        return f"{known.trace_id:032x}", known.trace_flags.sampled, place
 
     def close(self) -> None:
-        """Export what waits, and end the thread. May block for some seconds."""
-        self._provider.shutdown()
+        """Send what waits, and end the thread. May block for some seconds."""
+        self._exporter.close()
 
 
 class RequestTrace:
-    """The span of one request. While it is entered, logs name it, and ``current`` is it if it is
-    recorded."""
+    """The trace of one request. While it is entered, logs name it, and ``current`` is its span, if
+    it is recorded."""
 
-    def __init__(self, sink: _Sink, span: Span) -> None:
-        known = span.get_span_context()
-        trace_id, span_id = f"{known.trace_id:032x}", f"{known.span_id:016x}"
-        self.traceparent = f"00-{trace_id}-{span_id}-{known.trace_flags:02x}"
+    __slots__ = ("_before", "_ids", "stage", "traceparent")
+
+    def __init__(self, trace_id: str, stage: Stage | None) -> None:
+        span_id = _new_id(64) if stage is None else stage.id
+        self.stage = stage
+        """The request's span; None if the trace is not recorded."""
+        self.traceparent = f"00-{trace_id}-{span_id}-{'00' if stage is None else '01'}"
         """The header by which others continue the trace (W3C Trace Context)."""
-        self.stage: Stage = _RequestStage(sink, span)
-        self.is_recorded = span.is_recording()
         self._ids = {"trace_id": trace_id, "span_id": span_id}
         self._before: tuple[Token[Stage | None], Token[Mapping[str, str]]] | None = None
 
     def __enter__(self) -> RequestTrace:
-        recorded = self.stage if self.is_recorded else None
-        self._before = current.set(recorded), logs.trace_ids.set(self._ids)
+        self._before = current.set(self.stage), logs.trace_ids.set(self._ids)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -60,7 +60,6 @@ class RequestStream(AsyncIterator[RequestOutput]):
         "__weakref__",
         "_error",
         "_last_token_at",
-        "_num_moves",
         "_pending",
         "_token_ids",
         "_wakers",
@@ -74,6 +73,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         "num_draft_tokens",
         "num_generated_before",
         "num_generated_tokens",
+        "num_moves",
         "on_change",
         "on_count",
         "queue_s",
@@ -121,7 +121,8 @@ class RequestStream(AsyncIterator[RequestOutput]):
         """Of engines in a row that died with it before it got a token of them."""
         self._token_ids = array("i")
         """All that came, for another engine to go on from."""
-        self._num_moves = 0
+        self.num_moves = 0
+        """How often it went on at another engine, or at the same after its restart."""
         self._pending: RequestOutput | None = None
         self._error: EngineDead | None = None
         self._wakers: list[asyncio.Future[None]] = []
@@ -252,7 +253,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         granted = self.grant_so_far
         return msgspec.structs.replace(
             first,
-            request_id=f"{first.request_id}.{self._num_moves + 1}",
+            request_id=f"{first.request_id}.{self.num_moves + 1}",
             params=params,
             num_granted_tokens=first.num_granted_tokens if granted is None else granted.num_tokens,
             progress=Progress(
@@ -274,7 +275,7 @@ class RequestStream(AsyncIterator[RequestOutput]):
         self.request_id = request_id
         self.sent_at = time.monotonic()
         self.num_generated_before = self.num_generated_tokens
-        self._num_moves += 1
+        self.num_moves += 1
         self.break_off_timing()
         if (granted := self.grant_so_far) is not None:
             self.grant(granted.num_tokens, is_last=granted.is_last)

@@ -33,7 +33,7 @@ MAX_SKEW_S = 2.0
 of limits by the database's."""
 CONNECTIONS = 10
 """That each worker opens: the pool of ``PostgresStore.connect``, upkeep, and the listener."""
-TESTED_POSTGRES = 18
+LEAST_POSTGRES, TESTED_POSTGRES = 15, 18
 MIN_FREE_BYTES = 1 << 30
 RENEW_DAYS = 14
 _TIMEOUT_S = 60.0
@@ -137,9 +137,7 @@ async def _look_at_postgres(settings: Config) -> list[Finding]:
         allowed = int(await connection.fetchval("SHOW max_connections"))
     finally:
         await connection.close()
-    is_tested = version >= TESTED_POSTGRES
-    text = f"version {version}" + ("" if is_tested else f"; the tests run on {TESTED_POSTGRES}")
-    found.append(Finding("ok" if is_tested else "note", "PostgreSQL", text))
+    found.append(_look_at_version(version))
     if abs(skew_s) > MAX_SKEW_S:
         text = f"its clock is {skew_s:+.1f} s from ours; run NTP on both machines"
         found.append(Finding("wrong", "clock", text))
@@ -157,6 +155,15 @@ async def _look_at_postgres(settings: Config) -> list[Finding]:
     else:
         found.append(Finding("ok", "schema", migrations.head()))
     return found
+
+
+def _look_at_version(version: int) -> Finding:
+    text = f"version {version}"
+    if version < LEAST_POSTGRES:
+        return Finding("wrong", "PostgreSQL", f"{text}; upgrade it: {LEAST_POSTGRES} is the least")
+    if version < TESTED_POSTGRES:
+        return Finding("note", "PostgreSQL", f"{text}; the tests run on {TESTED_POSTGRES}")
+    return Finding("ok", "PostgreSQL", text)
 
 
 def check_models(settings: Config) -> Iterator[Finding]:
@@ -210,10 +217,15 @@ def check_devices(settings: Config) -> Iterator[Finding]:
     program = [sys.executable, "-c", _LOOK_AT_DEVICES]
     try:
         ran = subprocess.run(program, capture_output=True, text=True, timeout=_TIMEOUT_S)
-        found: dict[str, Any] = json.loads(ran.stdout)
-    except (subprocess.TimeoutExpired, ValueError):
-        yield Finding("wrong", "torch", "cannot be imported; install sluice again")
+    except subprocess.TimeoutExpired:
+        text = f"importing it took more than {_TIMEOUT_S:.0f} s; look at the load and the disk"
+        yield Finding("wrong", "torch", text)
         return
+    if ran.returncode != 0:
+        cause = (ran.stderr.strip() or f"exit code {ran.returncode}").splitlines()[-1]
+        yield Finding("wrong", "torch", f"cannot be imported: {cause}; install sluice again")
+        return
+    found: dict[str, Any] = json.loads(ran.stdout)
     yield _folder("kernel cache", Path(found["cache"]), "SLUICE_KERNEL_CACHE")
     has_driver = shutil.which("nvidia-smi") is not None
     if not found["devices"]:
@@ -287,8 +299,10 @@ def check_open_files(settings: Config) -> Iterator[Finding]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     needed = settings.server.max_connections + MAX_BACKLOG + RESERVED
     if hard != resource.RLIM_INFINITY and hard < needed:
+        # With fewer than that no server starts; with these it serves fewer connections.
+        verdict: Verdict = "wrong" if hard < RESERVED + 2 else "note"
         text = f"{hard} may be open, {needed} are needed; raise the hard limit (LimitNOFILE)"
-        yield Finding("note", "open files", text)
+        yield Finding(verdict, "open files", text)
     else:
         yield Finding("ok", "open files", "as many as server.max_connections needs")
 

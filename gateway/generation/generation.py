@@ -218,6 +218,7 @@ class Generation:
         self._closed = True
         status = self._status()
         self.times.ended_at = time.monotonic()
+        self.times.num_moves = sum(choice.stream.num_moves for choice in self._choices)
         self._owner.metrics.observe_request(self.times, self.num_generated_tokens, *self._labels)
         self._log(status)
         self._abort()
@@ -260,6 +261,8 @@ class Generation:
         if self.times.first_token_at is not None:
             facts["queue_ms"] = _milliseconds(self.times.queue_s)
             facts["ttft_ms"] = _milliseconds(self.times.first_token_at - self.times.began_at)
+        if self.times.num_moves:
+            facts["moves"] = self.times.num_moves
         return facts
 
     def _forget_settlement(self, _: asyncio.Task[None]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gateway.admission.admitted import Admitted
 from gateway.metrics.times import Times
-from gateway.tracing import Attributes, Stage
+from gateway.otlp import Attributes
+from gateway.tracing import Stage
 from tenants.types import UsageEvent
 
 PROVIDER = "sluice"
@@ -27,8 +28,7 @@ def record(above: Stage, admitted: Admitted, event: UsageEvent, times: Times) ->
         own.add("queue", times.began_at, admitted_at)
         own.add("prefill", admitted_at, times.first_token_at)
         own.add("decode", times.first_token_at, times.ended_at)
-    settling = own.begin("settle", at=times.ended_at)
-    settling.end()
+    own.add("settle", times.ended_at)
     own.end(error="error" if event.status == "error" else None)
 
 
@@ -57,4 +57,6 @@ def _attributes(operation: str, admitted: Admitted, event: UsageEvent, times: Ti
     if times.first_token_at is not None:
         first_chunk_s = times.first_token_at - times.began_at
         attributes["gen_ai.response.time_to_first_chunk"] = first_chunk_s
+    if times.num_moves:
+        attributes["sluice.request.moves"] = times.num_moves
     return attributes

@@ -15,3 +15,5 @@ class Times:
     """When its answer was complete or given up."""
     queue_s: float = 0.0
     """How long it waited in the engine; known with its first token."""
+    num_moves: int = 0
+    """How often it went on at another engine, or at the same after its restart."""

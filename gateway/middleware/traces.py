@@ -26,7 +26,8 @@ class Traces:
             await self._app(scope, receive, send)
             return
         method: str = scope.get("method", "GET")
-        trace = self._tracing.begin(method, Headers(scope=scope), {"http.request.method": method})
+        about = {"http.request.method": method}
+        trace = self._tracing.begin(method, Headers(scope=scope), about)
         status = CLIENT_LEFT
 
         async def send_traced(message: Message) -> None:
@@ -41,10 +42,11 @@ class Traces:
             with trace:
                 await self._app(scope, receive, send_traced)
         finally:
-            if trace.is_recorded:
+            if trace.stage is not None:
                 known = context.of(scope)
                 trace.stage.rename(_name(method, known), _attributes(known, status))
-            trace.stage.end(error=str(status) if status >= 500 or status == CLIENT_LEFT else None)
+                has_failed = status >= 500 or status == CLIENT_LEFT
+                trace.stage.end(error=str(status) if has_failed else None)
 
 
 def _name(method: str, known: context.RequestContext) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -19,7 +20,8 @@ from engine.text.tokenizer import Tokenizer
 from gateway.config import TracingConfig
 from gateway.errors import ConfigError
 from gateway.logs import JsonFormatter
-from gateway.tracing import Attributes, Tracing
+from gateway.otlp import Attributes
+from gateway.tracing import Tracing
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.otlp import Collector, attributes, collector
 from tests.gateway.raw_http import RawClient, chat, get, post
@@ -46,14 +48,15 @@ async def traced(
     taken: Collector,
     script: Callable[[str], Play] | None = None,
     sample_ratio: float = 1.0,
+    double: EngineDouble | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway that traces. All spans have come once the block has ended."""
     settings = TracingConfig(otlp_endpoint=taken.endpoint, sample_ratio=sample_ratio)
     config = msgspec.structs.replace(make_config(model_dir), tracing=settings)
-    double = EngineDouble(Tokenizer.load(model_dir))
+    double = double or EngineDouble(Tokenizer.load(model_dir))
     if script is not None:
         double.script = script
-    async with served(config, double_client(config, double)) as gateway:
+    async with served(config, double_client(config, double, failover_wait_s=30)) as gateway:
         yield gateway
 
 
@@ -135,6 +138,22 @@ async def test_failures_are_marked(model_dir: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_request_that_moves_keeps_its_trace(model_dir: Path) -> None:
+    play = Play(text="word " * 20, interval_s=0.01)
+    double = EngineDouble(Tokenizer.load(model_dir), script=lambda prompt: play)
+    with collector() as taken:
+        async with traced(model_dir, taken, double=double) as gateway:
+            chatting = asyncio.create_task(chat(gateway, chat_body()))
+            await until(lambda: double.generated)
+            double.crash()
+            assert (await chatting).status == 200
+            await gateway.usage()
+    generation = taken.named("chat tiny")
+    assert attributes(generation)["sluice.request.moves"] == 1
+    assert taken.below(generation) == ["queue", "prefill", "decode", "settle"]
+
+
+@pytest.mark.asyncio
 async def test_turns_of_a_websocket_are_below_its_span(model_dir: Path) -> None:
     with collector() as taken:
         async with traced(model_dir, taken) as gateway:
@@ -201,6 +220,7 @@ def test_a_batch_is_sent_again_with_the_operators_headers(monkeypatch: pytest.Mo
         tracing = Tracing(TracingConfig(otlp_endpoint=taken.endpoint, sample_ratio=1.0))
         came = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01", "tracestate": "vendor=1"}
         trace = tracing.begin("POST", came, TOLD)
+        assert trace.stage is not None
         trace.stage.begin("below").end(error="Oops")
         trace.stage.end()
         tracing.close()
@@ -224,7 +244,7 @@ def test_without_an_endpoint_nothing_is_imported() -> None:
 
 
 def test_without_the_packages_the_setting_names_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with pytest.raises(ConfigError, match=r"tracing\.otlp_endpoint needs .*sluice\[otel\]"):
         Tracing(TracingConfig(otlp_endpoint="http://127.0.0.1:4318/v1/traces"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import subprocess
 import tomllib
@@ -90,6 +91,36 @@ def test_a_database_that_is_away(tmp_path: Path) -> None:
     (text,) = texts(doctor.check_postgres, settings(tmp_path)).values()
     assert text.startswith("wrong: ")
     assert "127.0.0.1:1" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (14, "wrong: version 14; upgrade it: 15 is the least"),
+        (15, "note: version 15; the tests run on 18"),
+        (18, "ok: version 18"),
+    ],
+)
+def test_an_old_database(version: int, text: str) -> None:
+    found = doctor._look_at_version(version)
+    assert f"{found.verdict}: {found.text}" == text
+
+
+@pytest.mark.parametrize(("hard", "verdict"), [(60, "wrong"), (1000, "note"), (2**20, "ok")])
+def test_files_that_may_be_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard: int, verdict: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (hard, hard))
+    (text,) = texts(doctor.check_open_files, settings(tmp_path)).values()
+    assert text.startswith(f"{verdict}: ")
+
+
+def test_a_torch_that_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "torch.py"
+    broken.write_text("raise ImportError('libcudart.so.13: cannot open')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (text,) = texts(doctor.check_devices, settings(tmp_path)).values()
+    assert text.startswith("wrong: cannot be imported: ImportError: libcudart.so.13")
 
 
 def test_secrets_that_others_can_read(tmp_path: Path) -> None:
