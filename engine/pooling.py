@@ -96,7 +96,7 @@ def unit(vector: Vector) -> Vector:
 
 def cosine(one: Vector, other: Vector) -> float:
     """How alike two vectors are, in [-1, 1]."""
-    return float(unit(one) @ unit(other))
+    return max(-1.0, min(1.0, float(unit(one) @ unit(other))))  # which rounding may exceed
 
 
 @cache

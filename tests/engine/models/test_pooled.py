@@ -21,7 +21,7 @@ from engine.core import EngineCore
 from engine.errors import ConfigError, InvalidRequest, ModelLoadError
 from engine.llm import LLM, SamplingParams, TokensPrompt
 from engine.messages import GenerateRequest
-from engine.pooling import PoolingParams
+from engine.pooling import PoolingParams, cosine
 from tests.engine import toys
 
 COMMON: dict[str, Any] = {
@@ -185,6 +185,12 @@ def test_a_vector_does_not_depend_on_its_company(bert: Path) -> None:
     for prompt, output in zip(prompts, together, strict=True):
         (alone,) = llm.embed(prompt)
         assert alone.outputs.embedding == pytest.approx(output.outputs.embedding, abs=1e-6)
+
+
+def test_nothing_is_more_alike_than_the_same() -> None:
+    """Rounding would make it so for one vector in seven."""
+    vectors = np.random.default_rng(0).standard_normal((50, 128)).astype(np.float32)
+    assert all(cosine(one, one) <= 1 and cosine(one, -one) >= -1 for one in vectors)
 
 
 def test_scores_of_embeddings_are_cosines_with_the_prompts_of_either_side(
