@@ -320,6 +320,7 @@ def _create_background(
             upkeep.run,
             base.store,
             usage_retention_months=base.config.tenants.usage_retention_months,
+            conversation_days=base.config.tenants.conversation_days,
         ),
         "revocations": revocations.run,
         "registry of engines": registry.run,

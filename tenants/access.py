@@ -8,14 +8,31 @@ from types import MappingProxyType
 from tenants.errors import NotAllowed
 from tenants.types import ApiKey, Scope
 
-_WIDER: Mapping[Scope, Scope] = {"usage": "admin", "responses": "chat"}
-"""Scopes that another scope includes: ``admin`` may see usage, and ``chat`` may use the Responses
-API."""
+_WIDER: Mapping[Scope, Scope] = {
+    "responses": "chat",
+    "usage": "billing",
+    "billing": "view",
+    "view": "admin",
+    "admin": "owner",
+}
+"""The scope that includes each: ``chat`` may use the Responses API. Of those who see all tenants,
+``billing`` sees what was used, ``view`` all that an administrator sees, ``admin`` may change it,
+and ``owner`` may also say who administrates."""
+ROLES: tuple[Scope, ...] = ("billing", "view", "admin", "owner")
+"""The scopes that reach beyond their key's tenant."""
+
+
+def has_scope(key: ApiKey, scope: Scope) -> bool:
+    """Whether the key has the scope, or one that includes it."""
+    wanted: Scope | None = scope
+    while wanted is not None and wanted not in key.scopes:
+        wanted = _WIDER.get(wanted)
+    return wanted is not None
 
 
 def require_scope(key: ApiKey, scope: Scope) -> None:
     """Raise ``NotAllowed`` unless the key has the scope, or one that includes it."""
-    if scope not in key.scopes and _WIDER.get(scope) not in key.scopes:
+    if not has_scope(key, scope):
         raise NotAllowed(
             f"The API key lacks the scope {scope!r}, it has {', '.join(key.scopes)}; "
             f"`sluice key create TENANT --scope {scope}` makes one that has it."

@@ -3,12 +3,13 @@ that seldom changes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from uuid import UUID, uuid4
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tenants import queries
 from tenants.connections import NO_VIOLATIONS, Connections, Row, Violations
@@ -21,6 +22,7 @@ from tenants.errors import (
 from tenants.keys import is_public_id
 from tenants.names import (
     check_aliases,
+    check_days,
     check_grace,
     check_key,
     check_models,
@@ -68,8 +70,10 @@ class Directory:
     that breaks the rules of ``tenants.names``. Names are kept and found in Unicode NFC.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, purge: Callable[[UUID], Awaitable[None]]) -> None:
+        """purge: deletes what a deleted tenant has stored."""
         self._connections = connections
+        self._purge = purge
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         """Create a tenant, with its default project. Raises ``ObjectExists``."""
@@ -105,22 +109,32 @@ class Directory:
         weight: float | None = None,
         priority: int | None = None,
         disabled: bool | None = None,
+        conversation_days: int | UnsetType | None = UNSET,
     ) -> Tenant:
-        """Change the fields that are not None. Disabling a tenant again keeps the first time.
+        """Change the fields that are neither None nor unset. Disabling a tenant again keeps the
+        first time; ``conversation_days`` None leaves it to the server's settings.
 
         Raises ``ObjectNotFound``, ``ObjectExists``.
         """
         name = None if name is None else normalize_name("name", name)
         weight = None if weight is None else check_weight(weight)
         priority = None if priority is None else check_priority(priority)
+        days = None if conversation_days is UNSET else check_days(conversation_days)
         row = await self._one(
             "update_tenant",
-            *(tenant_id, name, weight, priority, disabled),
+            *(tenant_id, name, weight, priority, disabled, conversation_days is not UNSET, days),
             tenant_id=tenant_id,
             violations={"tenant_name_key": ObjectExists("tenant", name or "")},
             missing=ObjectNotFound("tenant", tenant_id),
         )
         return tenant_of(row)
+
+    async def delete_tenant(self, tenant_id: UUID) -> None:
+        """Delete a tenant with all that it has stored; its keys are revoked, and its name is free.
+        The ledger and the audit log keep its id. Raises ``ObjectNotFound``."""
+        missing = ObjectNotFound("tenant", tenant_id)
+        await self._one("delete_tenant", tenant_id, missing=missing)
+        await self._purge(tenant_id)
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
         """Create a project. Raises ``ObjectNotFound``, ``ObjectExists``."""
@@ -173,6 +187,7 @@ class Directory:
         project_id: UUID | None = None,
         allowed_models: Sequence[str] = (),
         model_aliases: Mapping[str, str] = MappingProxyType({}),
+        user_name: str | None = None,
     ) -> ApiKey:
         """Store a key by its hash. ``project_id``: None for the tenant's default project.
 
@@ -188,6 +203,7 @@ class Directory:
             check_models(allowed_models),
             msgspec.json.encode(check_aliases(model_aliases)).decode(),
             expires_at,
+            None if user_name is None else normalize_name("user_name", user_name),
             tenant_id=tenant_id,
             violations={
                 "api_key_public_id_key": ObjectExists("key", public_id),
@@ -220,7 +236,7 @@ class Directory:
     async def create_first_admin_key(
         self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
     ) -> None:
-        """Create the first key with the scope ``admin``, and the tenant if it does not exist.
+        """Create the first key with the scope ``owner``, and the tenant if it does not exist.
         Raises ``ObjectExists``."""
         check_key(public_id, key_hash, None)
         row = await self._one(

@@ -20,6 +20,7 @@ MAX_NAME_LENGTH = 200
 MAX_URL_LENGTH = 2048
 MAX_PRIORITY = 2**15 - 1
 MAX_KEY_MODELS = 100
+MAX_CONVERSATION_DAYS = 36_500
 KEY_HASH_BYTES = 32
 
 _FORBIDDEN_CATEGORIES = {
@@ -76,6 +77,14 @@ def check_priority(priority: int) -> int:
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise InvalidValue("priority", f"must be within ±{MAX_PRIORITY}, is {priority}")
     return priority
+
+
+def check_days(days: int | None) -> int | None:
+    """Return for how long conversations are kept. Raises ``InvalidValue`` for what is no number of
+    days."""
+    if days is not None and not 0 <= days <= MAX_CONVERSATION_DAYS:
+        raise InvalidValue("conversation_days", f"must be 0 to {MAX_CONVERSATION_DAYS}, is {days}")
+    return days
 
 
 def check_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:

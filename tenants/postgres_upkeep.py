@@ -41,9 +41,14 @@ class PostgresUpkeep:
         while (await self._one("roll_up", _ROLL_UP_ROWS))["moved"] == _ROLL_UP_ROWS:
             pass
 
-    async def delete_expired(self) -> int:
-        num_rows: int = (await self._one("delete_expired"))["num_rows"]
-        return num_rows
+    async def delete_expired(self, conversation_days: int | None) -> int:
+        expired: int = (await self._one("delete_expired", conversation_days))["num_rows"]
+        purged: int = (await self._one("purge_deleted"))["num_rows"]
+        return expired + purged
+
+    async def purge(self, tenant_id: UUID) -> None:
+        while (await self._one("purge_tenant", tenant_id))["num_rows"]:
+            pass
 
     async def webhooks(self) -> int:
         num_rows: int = (await self._one("webhook_upkeep"))["num_rows"]

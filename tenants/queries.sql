@@ -5,25 +5,27 @@
 -- A new customer; the name is unique.
 INSERT INTO tenant (id, name, weight, priority)
 VALUES ($1, $2, $3, $4)
-RETURNING id, name, weight, priority, created_at, disabled_at;
+RETURNING id, name, weight, priority, created_at, disabled_at, conversation_days;
 
 -- name: get_tenant for operator
 -- A tenant by its name.
-SELECT id, name, weight, priority, created_at, disabled_at
+SELECT id, name, weight, priority, created_at, disabled_at, conversation_days
 FROM tenant
-WHERE name = $1;
+WHERE name = $1 AND deleted_at IS NULL;
 
 -- name: get_tenant_by_id for operator
 -- A tenant by its id.
-SELECT id, name, weight, priority, created_at, disabled_at
+SELECT id, name, weight, priority, created_at, disabled_at, conversation_days
 FROM tenant
-WHERE id = $1;
+WHERE id = $1 AND deleted_at IS NULL;
 
 -- name: list_tenants for operator
 -- Tenants by name, a page of them.
-SELECT id, name, weight, priority, created_at, disabled_at
+SELECT id, name, weight, priority, created_at, disabled_at, conversation_days
 FROM tenant
-WHERE name > coalesce($2::text, '') AND strpos(lower(name), lower(coalesce($1::text, ''))) > 0
+WHERE
+    name > coalesce($2::text, '') AND strpos(lower(name), lower(coalesce($1::text, ''))) > 0
+    AND deleted_at IS NULL
 ORDER BY name
 LIMIT $3;
 
@@ -37,9 +39,28 @@ SET
     disabled_at = CASE
         WHEN $5::boolean IS NULL THEN disabled_at
         WHEN $5 THEN coalesce(disabled_at, now())
-    END
-WHERE id = $1
-RETURNING id, name, weight, priority, created_at, disabled_at;
+    END,
+    conversation_days = CASE WHEN $6::boolean THEN $7 ELSE conversation_days END
+WHERE id = $1 AND deleted_at IS NULL
+RETURNING id, name, weight, priority, created_at, disabled_at, conversation_days;
+
+-- name: delete_tenant for operator
+-- Nobody uses it from now on, and its name is free; what it has stored goes by purge_tenant.
+WITH gone AS (
+    UPDATE tenant
+    SET name = 'deleted ' || id, deleted_at = now(), disabled_at = coalesce(disabled_at, now())
+    WHERE id = $1 AND deleted_at IS NULL
+    RETURNING id
+), keys AS (
+    UPDATE api_key
+    SET revoked_at = coalesce(revoked_at, now()), name = 'deleted', user_name = NULL
+    WHERE tenant_id = (SELECT id FROM gone)
+)
+SELECT id FROM gone;
+
+-- name: purge_tenant for operator
+-- A portion of what a tenant has stored; 0 when nothing is left.
+SELECT tenant_purge($1) AS num_rows;
 
 -- name: create_project for tenant
 -- A project besides the default one, which a trigger makes with the tenant.
@@ -68,12 +89,12 @@ RETURNING id, tenant_id, name, is_default, created_at;
 -- A key by its hash; the secret never comes here. A trigger fills in the default project.
 INSERT INTO api_key (
     id, tenant_id, project_id, public_id, key_hash, name, scopes, allowed_models, model_aliases,
-    expires_at
+    expires_at, user_name
 )
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 RETURNING
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
-    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
+    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id, user_name;
 
 -- name: rotate_key for operator
 -- The old key's end and the new key in one statement; nothing when the old one has ended.
@@ -85,14 +106,15 @@ WITH old AS (
 )
 INSERT INTO api_key (
     id, tenant_id, project_id, public_id, key_hash, name, scopes, allowed_models, model_aliases,
-    expires_at, replaces_key_id
+    expires_at, user_name, replaces_key_id
 )
 SELECT
-    $2, tenant_id, project_id, $3, $4, name, scopes, allowed_models, model_aliases, expires_at, id
+    $2, tenant_id, project_id, $3, $4, name, scopes, allowed_models, model_aliases, expires_at,
+    user_name, id
 FROM old
 RETURNING
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
-    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
+    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id, user_name;
 
 -- name: create_first_admin_key for operator
 -- False when there is an admin key already.
@@ -110,7 +132,7 @@ SELECT EXISTS (SELECT FROM api_key) AS has_keys;
 -- A tenant's keys, oldest first, a page of them.
 SELECT
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
-    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id
+    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id, user_name
 FROM api_key
 WHERE
     tenant_id = $1
@@ -134,7 +156,7 @@ SET revoked_at = coalesce(revoked_at, now())
 WHERE public_id = $1
 RETURNING
     id, tenant_id, project_id, public_id, name, scopes, allowed_models, model_aliases, created_at,
-    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id;
+    expires_at, revoked_at, revoke_at, last_used_at, replaces_key_id, user_name;
 
 -- name: create_adapter for tenant
 -- An adapter whose files have been checked; the name is unique among the tenant's.
@@ -592,15 +614,15 @@ FROM conversation
 WHERE tenant_id = $1 AND id = $2;
 
 -- name: list_conversations for tenant
--- Those of the key $2 and of the keys that it replaces, last used first; of the last 2000 of them,
--- which is what a search may read, those with the text $3, as JSON has it, in a title or a
--- message.
+-- Those of the key $2, of the keys that it replaces, and of all keys of its user, last used first; of
+-- the last 2000 of them, which is what a search may read, those with the text $3, as JSON has it, in
+-- a title or a message.
 WITH RECURSIVE line AS (
-    SELECT id, replaces_key_id FROM api_key WHERE tenant_id = $1 AND id = $2
+    SELECT id, replaces_key_id, user_name FROM api_key WHERE tenant_id = $1 AND id = $2
     UNION
-    SELECT k.id, k.replaces_key_id
-    FROM api_key AS k
-    INNER JOIN line ON k.id = line.replaces_key_id
+    SELECT k.id, k.replaces_key_id, k.user_name
+    FROM line
+    INNER JOIN api_key AS k ON k.id = line.replaces_key_id OR k.user_name = line.user_name
     WHERE k.tenant_id = $1
 ), mine AS (
     SELECT c.id, c.metadata, c.created_at, c.used_at
@@ -1107,7 +1129,8 @@ RETURNING extract(epoch FROM now() - wanted_at)::double precision AS wanted_s, n
 
 -- name: delete_expired for operator
 -- What is past its end, a batch of each kind; rows that somebody else deletes are passed over. A
--- worker's address stays for a day: all leases may end at once, because the clock was set.
+-- worker's address stays for a day: all leases may end at once, because the clock was set. $1: for how
+-- many days conversations are kept of tenants that say nothing else; null: for ever.
 WITH responses AS (
     DELETE FROM response
     WHERE (tenant_id, id) IN (
@@ -1164,6 +1187,23 @@ WITH responses AS (
         LIMIT 1000
     )
     RETURNING 1
+), conversations AS (
+    DELETE FROM conversation
+    WHERE (tenant_id, id) IN (
+        SELECT old.tenant_id, old.id
+        FROM tenant AS t
+        CROSS JOIN LATERAL (
+            SELECT c.tenant_id, c.id
+            FROM conversation AS c
+            WHERE
+                c.tenant_id = t.id
+                AND c.used_at <= now() - make_interval(days => coalesce(t.conversation_days, $1))
+            LIMIT 1000
+            FOR UPDATE SKIP LOCKED
+        ) AS old
+        LIMIT 1000
+    )
+    RETURNING 1
 ), workers AS (
     DELETE FROM gateway_worker
     WHERE id IN (
@@ -1183,8 +1223,15 @@ SELECT (
     (SELECT count(*) FROM engines) + (SELECT count(*) FROM responses) + (SELECT count(*) FROM streams)
     + (SELECT count(*) FROM claims) + (SELECT count(*) FROM files)
     + (SELECT count(*) FROM lines) + (SELECT count(*) FROM batches) + (SELECT count(*) FROM workers)
-    + (SELECT count(*) FROM chats)
+    + (SELECT count(*) FROM chats) + (SELECT count(*) FROM conversations)
 )::integer AS num_rows;
+
+-- name: purge_deleted for operator
+-- A portion of what was stored for tenants that are deleted: what an interrupted deletion has left, and
+-- what requests under way have stored since.
+SELECT coalesce(sum(tenant_purge(id)), 0)::bigint AS num_rows
+FROM tenant
+WHERE deleted_at > now() - interval '7 days';
 
 -- name: create_webhook for operator
 -- A webhook of a tenant, or of the deployment, unless it has as many as it may have.

@@ -68,6 +68,7 @@ def record_of(row: Row) -> KeyRecord:
         priority=row["priority"],
         created_at=row["tenant_created_at"],
         disabled_at=row["disabled_at"],
+        conversation_days=row["conversation_days"],
     )
     policies = msgspec.json.decode(row["policies"] or "[]", type=list[_StoredPolicy])
     principal = Principal(

@@ -351,10 +351,11 @@ class SharedState:
         rows = await self._connections.fetch(_SQL["lead_model"], row)
         return Scaling(**rows[0]) if rows else None
 
-    async def delete_expired(self) -> int:
-        """Delete expired rows, at most a thousand of each kind; returns how many. Workers and
-        engines are deleted a day later."""
-        return await self._upkeep.delete_expired()
+    async def delete_expired(self, conversation_days: int | None = None) -> int:
+        """Delete expired rows, at most a thousand of each kind, and what deleted tenants have left;
+        returns how many. Workers and engines are deleted a day later. conversation_days: how long
+        conversations of tenants that say nothing else are kept; None: for ever."""
+        return await self._upkeep.delete_expired(conversation_days)
 
     async def _fetch(self, tenant_id: UUID, name: str, *values: object) -> Sequence[Row]:
         query = _SQL[name]

@@ -89,7 +89,7 @@ class Store(Directory):
         upkeep: PostgresUpkeep,
         now: Callable[[], datetime | None],
     ) -> None:
-        super().__init__(connections)
+        super().__init__(connections, upkeep.purge)
         self._upkeep = upkeep
         self._now = now
         self.shared = SharedState(connections, upkeep)

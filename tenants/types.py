@@ -12,7 +12,7 @@ import msgspec
 from tenants.errors import InvalidValue
 from tenants.limits import ScopePolicy
 
-Scope = Literal["chat", "responses", "usage", "admin"]
+Scope = Literal["chat", "responses", "usage", "billing", "view", "admin", "owner"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 UsageStatus = Literal["stop", "length", "tool_calls", "cancelled", "disconnected", "error"]
 USAGE_STATUSES: tuple[UsageStatus, ...] = get_args(UsageStatus)
@@ -34,6 +34,9 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     disabled_at: datetime | None = None
     """When the tenant was disabled: since then all its keys are refused."""
+    conversation_days: int | None = None
+    """For how many days after its last use a conversation is kept; 0: not at all. None: as the
+    server's settings say."""
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +72,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     last_used_at: datetime | None = None
     """Accurate to about a minute: uses are written in batches."""
     replaces_key_id: UUID | None = None
+    user_name: str | None = None
+    """Who uses it: all keys of a user find the same conversations."""
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,15 +27,16 @@ async def run(
     store: Store,
     *,
     usage_retention_months: int | None = None,
+    conversation_days: int | None = None,
     roll_up_s: float = ROLL_UP_S,
     expire_s: float = EXPIRE_S,
     maintain_s: float = MAINTAIN_S,
 ) -> None:
     """Do all of it periodically, until cancelled. usage_retention_months: as for
-    ``Store.maintain``."""
+    ``Store.maintain``; conversation_days: as for ``SharedState.delete_expired``."""
 
     async def delete_expired() -> None:
-        while await store.shared.delete_expired():
+        while await store.shared.delete_expired(conversation_days):
             pass
 
     async def report() -> None:

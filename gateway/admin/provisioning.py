@@ -24,6 +24,7 @@ class KeyOptions(TypedDict, total=False):
     project_id: UUID | None
     allowed_models: Sequence[str]
     model_aliases: Mapping[str, str]
+    user_name: str | None
 
 
 async def ensure_tenant(store: Store, name: str) -> Tenant:
@@ -84,7 +85,7 @@ def _check_lives(expires_at: datetime | None, reason: str) -> None:
 
 
 async def bootstrap(store: Store, pepper: bytes, tenant_name: str, *, name: str) -> str:
-    """The text of the first admin key. Raises ``ObjectExists``, ``InvalidValue``."""
+    """The text of the first owner's key. Raises ``ObjectExists``, ``InvalidValue``."""
     minted = keys.mint(pepper)
     await store.create_first_admin_key(
         tenant_name, public_id=minted.public_id, key_hash=minted.key_hash, name=name
@@ -103,6 +104,7 @@ async def create_key(
     project: str | None = None,
     allowed_models: Sequence[str] = (),
     model_aliases: Mapping[str, str] = MappingProxyType({}),
+    user_name: str | None = None,
 ) -> str:
     """``make_key`` by names; its text. ``project`` is created if there is none.
 
@@ -122,6 +124,7 @@ async def create_key(
         project_id=project_id,
         allowed_models=allowed_models,
         model_aliases=model_aliases,
+        user_name=user_name,
     )
     return text
 

@@ -15,14 +15,14 @@ _MESSAGES = "/v1/messages"
 def refusal(scope: Scope, error: ApiError, *, began: bool = False) -> Response:
     """``began``: tokens were generated already."""
     headers = error.headers(began=began)
-    if not is_anthropics(scope):
+    if not _is_anthropics(scope):
         return Response(error.body(), error.status, headers)
     known = context.of(scope)
     request_id = known.headers["request-id"] = str(known.request_id)
     return Response(error_body(error, request_id), error_status(error), headers)
 
 
-def is_anthropics(scope: Scope) -> bool:
+def _is_anthropics(scope: Scope) -> bool:
     """Whether the client expects Anthropic's form: its SDKs send their version to every path."""
     if scope["path"].startswith(_MESSAGES):
         return True

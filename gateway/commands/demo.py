@@ -263,7 +263,7 @@ class Demo:
             return keys
         api_key = await provisioning.create_key(store, pepper, TENANT, name="demo", scopes=["chat"])
         admin_key = await provisioning.create_key(
-            store, pepper, TENANT, name="demo admin", scopes=["chat", "admin"]
+            store, pepper, TENANT, name="demo admin", scopes=["chat", "owner"]
         )
         keys = Keys(api_key=api_key, admin_key=admin_key)
         self._folder.save_keys(keys)

@@ -29,7 +29,10 @@ async def create(
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="chat (default), responses, usage or admin; may be repeated."),
+        typer.Option(
+            help="chat (default), responses or usage, of its tenant; billing, view, admin or "
+            "owner, of all tenants; may be repeated."
+        ),
     ] = None,
     project: Annotated[
         str | None, typer.Option(help="The key's project; created if it does not exist.")
@@ -47,6 +50,10 @@ async def create(
     expires_in_days: Annotated[
         float | None, typer.Option(help="Days until the key expires; by default it never does.")
     ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(help="Who will use it: all keys of a user find the same conversations."),
+    ] = None,
 ) -> None:
     """Create a key and print it. It is shown only this once."""
     from gateway.admin import provisioning
@@ -62,6 +69,7 @@ async def create(
         project=project,
         allowed_models=model or (),
         model_aliases=_aliases(model_alias or ()),
+        user_name=user,
     )
     print(text)
 
@@ -96,13 +104,14 @@ async def list_(
     tenant_id = (await store.get_tenant(tenant)).id
     names = {project.id: project.name for project in await store.list_projects(tenant_id)}
     columns = ("public id", "name", "scopes", "created", "expires", "revoked", "last used")
-    table = Table(*columns, "project", "models")
+    table = Table(*columns, "user", "project", "models")
     for key in await store.list_keys(tenant_id, search=search):
         ends_at = key.revoked_at or key.revoke_at
         dates = (key.created_at, key.expires_at, ends_at, key.last_used_at)
         aliases = (f"{alias}={model}" for alias, model in key.model_aliases.items())
         table.add_row(
             *(key.public_id, key.name, " ".join(key.scopes), *map(time_of, dates)),
+            key.user_name or "",
             *(names[key.project_id], " ".join((*key.allowed_models, *aliases))),
         )
     table.show()

@@ -12,6 +12,8 @@ from gateway.commands.limits import limits
 from gateway.commands.tables import Table, time_of
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
+
     from tenants.store import Store
 
 app = typer.Typer(help="Create, list, change and limit tenants.", no_args_is_help=True)
@@ -43,11 +45,12 @@ async def list_(
     search: Annotated[str | None, typer.Option(help="A part of the name.")] = None,
 ) -> None:
     """List tenants by name."""
-    table = Table("name", "id", "weight", "priority", "created", "disabled")
+    table = Table("name", "id", "weight", "priority", "created", "disabled", "conversation days")
     for tenant in await store.list_tenants(search=search):
         table.add_row(
             *(tenant.name, str(tenant.id), f"{tenant.weight:g}", str(tenant.priority)),
             *(time_of(tenant.created_at), time_of(tenant.disabled_at)),
+            "" if tenant.conversation_days is None else str(tenant.conversation_days),
         )
     table.show()
 
@@ -64,6 +67,13 @@ async def update(
         bool | None,
         typer.Option("--disable/--enable", help="Refuse all its keys, or accept them again."),
     ] = None,
+    conversation_days: Annotated[
+        str | None,
+        typer.Option(
+            help="Days for which conversations are kept after their last use; 0: none are; "
+            "default: as the settings say."
+        ),
+    ] = None,
 ) -> None:
     """Change what is given of a tenant. Disabling it ends its running requests."""
     tenant = await store.update_tenant(
@@ -72,6 +82,35 @@ async def update(
         weight=weight,
         priority=priority,
         disabled=disabled,
+        conversation_days=_days(conversation_days),
     )
     state = "disabled" if tenant.disabled_at is not None else "enabled"
     print(f"{tenant.name}: weight {tenant.weight:g}, priority {tenant.priority}, {state}.")
+
+
+def _days(text: str | None) -> int | UnsetType | None:
+    from msgspec import UNSET
+
+    from gateway.errors import SetupError
+
+    if text is None or text == "default":
+        return UNSET if text is None else None
+    if not text.isdecimal():
+        raise SetupError(f"--conversation-days: {text!r} is neither a number of days nor default")
+    return int(text)
+
+
+@app.command()
+@on_store
+async def delete(
+    store: Store,
+    name: TenantName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a tenant and all that it has stored: conversations, responses, files, batches,
+    adapters, limits. Its keys are revoked. The ledger and the audit log stay."""
+    tenant = await store.get_tenant(name)
+    if not yes:
+        typer.confirm(f"Delete {tenant.name} with all that it has stored?", abort=True)
+    await store.delete_tenant(tenant.id)
+    print(f"Deleted {tenant.name} ({tenant.id}).")

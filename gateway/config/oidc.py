@@ -17,10 +17,11 @@ Algorithm = Literal[
 """Those with which a provider signs by a key of its own. None and HMAC are not among them."""
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 ROLES: Mapping[str, tuple[Scope, ...]] = {
-    "owner": ("chat", "admin"),
+    "owner": ("chat", "owner"),
     "admin": ("chat", "admin"),
-    "billing": ("usage",),
-    "viewer": ("chat",),
+    "viewer": ("chat", "view"),
+    "billing": ("billing",),
+    "member": ("chat",),
 }
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -54,7 +55,8 @@ class OidcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     role_claim: str = "roles"
     """The claim with a person's roles: a list of texts, or one."""
     roles: dict[str, tuple[Scope, ...]] = msgspec.field(default_factory=lambda: dict(ROLES))
-    """What each role may do, in scopes of API keys. ``admin`` is for the whole deployment."""
+    """What each role may do, in scopes of API keys. All but ``member`` by default
+    reach beyond the person's tenant."""
     clock_skew_s: Annotated[int, msgspec.Meta(ge=0, le=600)] = 60
     """By how much the provider's clock may differ."""
     session_s: Seconds = 8 * 3600.0

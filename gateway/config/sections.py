@@ -14,6 +14,7 @@ from engine.config import EngineConfig, Policy
 from gateway.config.oidc import OidcConfig
 from gateway.errors import ConfigError
 from tenants.limits import MAX_PRICE, Price
+from tenants.names import MAX_CONVERSATION_DAYS
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -229,9 +230,10 @@ class TenantsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Most bytes kept of a tenant's stored responses, and of its chats; the oldest go first."""
     max_conversation_bytes: Positive = 1024 * 1024 * 1024
     """Most bytes of all conversations of one tenant; what would be more is refused."""
-    forbid_conversations: tuple[str, ...] = ()
-    """Names of tenants whose conversations are not kept: they can make, extend and continue none,
-    and the chat page keeps nothing. What they have stays until it is deleted."""
+    conversation_days: Annotated[int, msgspec.Meta(ge=0, le=MAX_CONVERSATION_DAYS)] | None = None
+    """For how many days after its last use a conversation is kept, of tenants for whom ``sluice
+    tenant update --conversation-days`` says nothing else; by default until it is deleted. 0:
+    nothing is kept, neither by the API nor by the chat page."""
     max_files_bytes: Positive = 10 * 1024 * 1024 * 1024
     """Most bytes of all files of one tenant; what would be more is refused."""
 

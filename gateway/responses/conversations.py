@@ -36,19 +36,20 @@ class ConversationItems:
 
     def __init__(self, config: Config, store: Conversations) -> None:
         self.store = store
-        self._forbidden = frozenset(config.tenants.forbid_conversations)
+        self._days = config.tenants.conversation_days
         self._room = Room(MAX_ITEMS, MAX_BYTES, config.tenants.max_conversation_bytes)
 
     def are_kept(self, tenant: Tenant) -> bool:
         """Whether a tenant may keep conversations."""
-        return tenant.name not in self._forbidden
+        days = tenant.conversation_days
+        return (self._days if days is None else days) != 0
 
     def check_kept(self, tenant: Tenant) -> None:
         """Raise ``PermissionDenied`` unless the tenant may keep conversations."""
         if not self.are_kept(tenant):
             raise PermissionDenied(
-                "Conversations of your tenant are not kept: the server's settings forbid it "
-                "(tenants.forbid_conversations). Send what was said before with each request.",
+                "Conversations of your tenant are not kept: its conversation_days is 0, or the "
+                "server's tenants.conversation_days. Send what was said before with each request.",
                 code="conversations_forbidden",
             )
 

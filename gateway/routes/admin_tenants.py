@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway import context
 from gateway.admin import provisioning
 from gateway.errors import InvalidRequestError
 from gateway.routes.http import id_of, moment, parse_id, secret_answer
@@ -20,15 +22,17 @@ from gateway.schemas.admin import (
     NamedProject,
     ProjectObject,
     RotateKey,
+    TenantDeleted,
     TenantObject,
     UpdateTenant,
 )
 from gateway.services import Services
+from tenants.access import ROLES, require_scope
 from tenants.changes import Change
 from tenants.errors import ObjectNotFound
 from tenants.keys import is_public_id
 from tenants.limits import Limits, ScopeKind
-from tenants.types import ApiKey
+from tenants.types import ApiKey, Scope
 
 _BROADEST_FIRST: tuple[ScopeKind, ...] = ("tenant", "project", "key")
 
@@ -61,9 +65,19 @@ async def update_tenant(services: Services, request: Request, body: UpdateTenant
         weight=body.weight,
         priority=body.priority,
         disabled=body.disabled,
+        conversation_days=body.conversation_days,
     )
     services.revocations.on_change(Change(tenant_id=tenant.id))
     return secret_answer(TenantObject.of(tenant))
+
+
+async def delete_tenant(services: Services, request: Request) -> Response:
+    tenant = await services.store.get_tenant(id_of(request, "tenant_id"))
+    if tenant.id == context.principal_of(request.scope).tenant.id:
+        raise InvalidRequestError("Your own key is this tenant's; use another's.")
+    await services.store.delete_tenant(tenant.id)
+    services.revocations.on_change(Change(tenant_id=tenant.id))
+    return secret_answer(TenantDeleted(id=str(tenant.id), name=tenant.name))
 
 
 async def create_project(services: Services, request: Request, body: NamedProject) -> Response:
@@ -88,6 +102,7 @@ async def rename_project(services: Services, request: Request, body: NamedProjec
 
 
 async def create_key(services: Services, request: Request, body: CreateKey) -> Response:
+    _check_may_hand_out(request, body.scopes)
     project_id = None if body.project_id is None else parse_id(body.project_id)
     if body.project_id is not None and project_id is None:
         raise ObjectNotFound("project", body.project_id)
@@ -101,6 +116,7 @@ async def create_key(services: Services, request: Request, body: CreateKey) -> R
         allowed_models=body.allowed_models,
         model_aliases=body.model_aliases,
         expires_at=None if body.expires_at is None else moment(body.expires_at, "expires_at"),
+        user_name=body.user_name,
     )
     return secret_answer(KeyObject.of(key, key=text), 201)
 
@@ -119,7 +135,9 @@ async def get_key(services: Services, request: Request) -> Response:
 
 
 async def revoke_key(services: Services, request: Request) -> Response:
-    key = await services.store.revoke_key((await _key(services, request)).public_id)
+    found = await _key(services, request)
+    _check_may_hand_out(request, found.scopes)
+    key = await services.store.revoke_key(found.public_id)
     services.revocations.on_change(Change(public_id=key.public_id))
     return secret_answer(KeyObject.of(key))
 
@@ -128,6 +146,7 @@ async def rotate_key(services: Services, request: Request, body: RotateKey) -> R
     if not 0 <= body.grace_seconds <= 366 * 86400:
         raise InvalidRequestError("Must be 0 seconds to 366 days.", param="grace_seconds")
     key = await _key(services, request)
+    _check_may_hand_out(request, key.scopes)
     new, text = await provisioning.replace_key(
         services.store,
         services.secrets.key_pepper,
@@ -176,6 +195,13 @@ async def _put_limits(
     await services.store.put_limits(tenant_id, kind, scope_id, limits)
     services.revocations.on_change(Change(tenant_id=tenant_id))
     return secret_answer(LimitsObject(scope_kind=kind, scope_id=str(scope_id), limits=limits))
+
+
+def _check_may_hand_out(request: Request, scopes: Collection[Scope]) -> None:
+    """Raise ``NotAllowed`` for keys that reach beyond their tenant, unless an owner asks: an
+    administrator could make itself one with them."""
+    if not set(ROLES).isdisjoint(scopes):
+        require_scope(context.principal_of(request.scope).key, "owner")
 
 
 async def _key(services: Services, request: Request) -> ApiKey:

@@ -25,6 +25,7 @@ from gateway.schemas.admin import (
     UsageRowObject,
 )
 from gateway.services import Services
+from tenants.access import has_scope
 from tenants.errors import ObjectNotFound
 from tenants.types import (
     USAGE_GROUPS,
@@ -118,7 +119,7 @@ async def requests(services: Services, request: Request) -> Response:
 
 async def _tenant(services: Services, request: Request) -> UUID | None:
     principal = context.principal_of(request.scope)
-    if "admin" in principal.key.scopes:
+    if has_scope(principal.key, "billing"):
         return await query_tenant(request, services.store)
     # A key with the scope ``usage`` sees its own tenant only; others do not exist for it.
     tenant_id = query_id(request, "tenant_id")

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from gateway import context
-from gateway.answers import refusals
 from gateway.errors import InvalidRequestError, MethodNotAllowed, NotFound, quoted
 from gateway.middleware.auth import Operations
 from gateway.routes.http import check_media_type
@@ -25,75 +24,41 @@ from tenants.audit import acting_as
 ADMIN = "/admin/v1/"
 
 ELSEWHERE: Mapping[str, str] = {
-    "/v1/agents": "OpenAI's and Anthropic's Agents",
     "/v1/assistants": "OpenAI's Assistants",
     "/v1/audio": "OpenAI's Audio",
     "/v1/chatkit": "OpenAI's ChatKit",
-    "/v1/classify": "Cohere's and Jina's Classify",
     "/v1/complete": "Anthropic's Text Completions",
-    "/v1/compliance": "Anthropic's Compliance",
-    "/v1/connectors": "Cohere's Connectors",
     "/v1/containers": "OpenAI's Containers",
-    "/v1/content_provenance_checks": "OpenAI's Content provenance",
-    "/v1/datasets": "Cohere's Datasets",
-    "/v1/decisions": "OpenAI's Decisions",
-    "/v1/deployment_runs": "Anthropic's Deployments",
-    "/v1/deployments": "Anthropic's Deployments",
-    "/v1/dreams": "Anthropic's Dreams",
     "/v1/edits": "OpenAI's Edits",
     "/v1/embed": "Cohere's Embed",
-    "/v1/embed-jobs": "Cohere's Embed jobs",
     "/v1/engines": "OpenAI's Engines",
-    "/v1/environments": "Anthropic's Environments",
     "/v1/evals": "OpenAI's Evals",
     "/v1/fine_tuning": "OpenAI's Fine-tuning",
-    "/v1/finetuning": "Cohere's Fine-tuning",
-    "/v1/generate": "Cohere's Generate",
     "/v1/images": "OpenAI's Images",
-    "/v1/live": "OpenAI's Live",
-    "/v1/memory_stores": "Anthropic's Memory stores",
     "/v1/messages/batches": "Anthropic's Message Batches",
     "/v1/moderations": "OpenAI's Moderations",
     "/v1/organization": "OpenAI's administration",
     "/v1/organizations": "Anthropic's administration",
-    "/v1/projects": "OpenAI's administration",
     "/v1/realtime": "OpenAI's Realtime",
-    "/v1/safety": "OpenAI's Safety",
-    "/v1/sessions": "Anthropic's Sessions",
     "/v1/skills": "OpenAI's and Anthropic's Skills",
-    "/v1/summarize": "Cohere's Summarize",
     "/v1/threads": "OpenAI's Threads",
-    "/v1/tunnels": "Anthropic's Tunnels",
     "/v1/uploads": "OpenAI's Uploads",
-    "/v1/user_profiles": "Anthropic's User profiles",
-    "/v1/vaults": "OpenAI's and Anthropic's Vaults",
     "/v1/vector_stores": "OpenAI's Vector stores",
     "/v1/videos": "OpenAI's Videos",
-    "/v1/webhook_endpoints": "OpenAI's Webhooks",
-    "/v1/webhook_event_types": "OpenAI's Webhooks",
-    "/v2/audio": "Cohere's Audio",
-    "/v2/batches": "Cohere's Batches",
     "/v2/chat": "Cohere's Chat",
     "/v2/embed": "Cohere's Embed",
-    "/v2/parse": "Cohere's Parse",
 }
 """APIs that this server does not have, by what their paths begin with."""
-_FILES = "/v1/files"
 _LIST = "/openapi.json lists what it has"
 INSTEAD: Mapping[str, str] = {
-    "/v1/agents": "use /v1/responses",
     "/v1/assistants": "use /v1/responses",
     "/v1/complete": "use /v1/messages",
     "/v1/edits": "use /v1/chat/completions",
     "/v1/embed": "use /v1/embeddings",
     "/v1/engines": "use /v1/models",
-    "/v1/generate": "use /v1/chat/completions",
     "/v1/messages/batches": "send the messages one by one to /v1/messages",
     "/v1/realtime": "use the WebSocket /v1/responses",
-    "/v1/sessions": "use /v1/conversations and /v1/responses",
     "/v1/threads": "use /v1/conversations and /v1/responses",
-    "/v1/uploads": "upload whole files to /v1/files",
-    "/v2/batches": "use /v1/batches",
     "/v2/chat": "use /v1/chat/completions",
     "/v2/embed": "use /v1/embeddings",
 }
@@ -110,8 +75,6 @@ def dispatcher(services: Services, operations: Operations) -> ASGIApp:
         if operation.method == SOCKET:
             await operation.handler(services, WebSocket(scope, receive, send))
             return
-        if operation.path.startswith(_FILES) and refusals.is_anthropics(scope):
-            raise NotFound("This server does not have Anthropic's Files; send texts in messages.")
         response = await _answer(operation, services, Request(scope, receive))
         await response(scope, receive, send)
 

@@ -45,7 +45,6 @@ async def retrieve(services: Services, request: Request) -> Response:
 def _model(services: Services, principal: Principal, name: str) -> Model:
     adapter = services.models.adapter(principal, name)
     created = _STARTED if adapter is None else int(adapter.created_at.timestamp())
-    longest = services.models.find(principal, name).base.max_model_len
     return Model(
         id=name,
         created=created,
@@ -53,7 +52,5 @@ def _model(services: Services, principal: Principal, name: str) -> Model:
         created_at=datetime.fromtimestamp(created, UTC).isoformat(),
         owned_by="sluice" if adapter is None else principal.tenant.name,
         parent=None if adapter is None else adapter.parent,
-        max_model_len=longest,
-        max_input_tokens=longest,
-        max_tokens=longest,
+        max_model_len=services.models.find(principal, name).base.max_model_len,
     )

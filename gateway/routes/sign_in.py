@@ -113,6 +113,7 @@ async def _state(services: Services, session: Session | None) -> Response:
     state = SignInState(
         is_offered=is_offered,
         name=session.name,
+        id=session.public_id,
         scopes=session.scopes,
         keeps_conversations=may_keep and services.conversations.are_kept(tenant),
     )

@@ -59,6 +59,7 @@ from gateway.schemas.admin import (
     NamedProject,
     ProjectObject,
     RotateKey,
+    TenantDeleted,
     TenantObject,
     UpdateTenant,
     UpdateWebhook,
@@ -357,15 +358,18 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", f"{_ADMIN}/tenants", "Create a tenant", admin_tenants.create_tenant, "admin",
         body=CreateTenant, answer=TenantObject, status=201),
     Operation(
-        "GET", f"{_ADMIN}/tenants", "All tenants", admin_tenants.list_tenants, "admin",
+        "GET", f"{_ADMIN}/tenants", "All tenants", admin_tenants.list_tenants, "billing",
         answer=ListObject, query=_PAGE),
-    Operation("GET", _TENANT, "A tenant", admin_tenants.get_tenant, "admin", answer=TenantObject),
+    Operation("GET", _TENANT, "A tenant", admin_tenants.get_tenant, "billing", answer=TenantObject),
     Operation(
         "PATCH", _TENANT, "Rename, weigh, disable or enable a tenant", admin_tenants.update_tenant,
         "admin", body=UpdateTenant, answer=TenantObject),
     Operation(
+        "DELETE", _TENANT, "Delete a tenant with all that it has stored",
+        admin_tenants.delete_tenant, "owner", answer=TenantDeleted),
+    Operation(
         "GET", f"{_TENANT}/limits", "The limits of a tenant, its projects and its keys",
-        admin_tenants.list_limits, "admin", answer=ListObject, query=_PAGE),
+        admin_tenants.list_limits, "billing", answer=ListObject, query=_PAGE),
     Operation(
         "PUT", f"{_TENANT}/limits", "Replace a tenant's limits", admin_tenants.put_tenant_limits,
         "admin", body=Limits, answer=LimitsObject),
@@ -373,7 +377,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", f"{_TENANT}/projects", "Create a project", admin_tenants.create_project, "admin",
         body=NamedProject, answer=ProjectObject, status=201),
     Operation(
-        "GET", f"{_TENANT}/projects", "A tenant's projects", admin_tenants.list_projects, "admin",
+        "GET", f"{_TENANT}/projects", "A tenant's projects", admin_tenants.list_projects, "billing",
         answer=ListObject, query=_PAGE),
     Operation(
         "PATCH", f"{_TENANT}/projects/{{project_id}}", "Rename a project",
@@ -385,10 +389,10 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", f"{_TENANT}/keys", "Create a key; only this answer shows it",
         admin_tenants.create_key, "admin", body=CreateKey, answer=KeyObject, status=201),
     Operation(
-        "GET", f"{_TENANT}/keys", "A tenant's keys", admin_tenants.list_keys, "admin",
+        "GET", f"{_TENANT}/keys", "A tenant's keys", admin_tenants.list_keys, "billing",
         answer=ListObject, query=_PAGE),
     Operation(
-        "GET", f"{_TENANT}/keys/{{key_id}}", "A key", admin_tenants.get_key, "admin",
+        "GET", f"{_TENANT}/keys/{{key_id}}", "A key", admin_tenants.get_key, "billing",
         answer=KeyObject),
     Operation(
         "DELETE", f"{_TENANT}/keys/{{key_id}}", "Revoke a key", admin_tenants.revoke_key, "admin",
@@ -406,7 +410,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", f"{_TENANT}/adapters", "Load an adapter (LoRA)", admin_adapters.load, "admin",
         body=LoadAdapter, answer=AdapterObject, status=201),
     Operation(
-        "GET", f"{_TENANT}/adapters", "A tenant's adapters", admin_adapters.list_all, "admin",
+        "GET", f"{_TENANT}/adapters", "A tenant's adapters", admin_adapters.list_all, "view",
         answer=ListObject, query=_PAGE),
     Operation(
         "DELETE", f"{_TENANT}/adapters/{{adapter:path}}", "Unload an adapter",
@@ -416,7 +420,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=AllowMcpServer, answer=McpServerObject, status=201),
     Operation(
         "GET", f"{_TENANT}/mcp_servers", "The MCP servers that a tenant may use",
-        admin_mcp.list_all, "admin", answer=ListObject, query=_PAGE),
+        admin_mcp.list_all, "view", answer=ListObject, query=_PAGE),
     Operation(
         "DELETE", f"{_TENANT}/mcp_servers/{{server_id}}", "Allow an MCP server no longer",
         admin_mcp.deny, "admin", answer=McpServerDeleted),
@@ -428,21 +432,21 @@ OPERATIONS: tuple[Operation, ...] = (
         admin_usage.requests, "usage", answer=ListObject, query=(*_SPAN, *_ROWS, *_PAGE[1:])),
     Operation(
         "GET", f"{_ADMIN}/budgets", "What is used of limits, the greatest shares first",
-        admin_usage.budgets, "admin", answer=ListObject, query=(_SPAN[0], _PAGE[2])),
+        admin_usage.budgets, "billing", answer=ListObject, query=(_SPAN[0], _PAGE[2])),
     Operation(
-        "GET", f"{_ADMIN}/audit_log", "Who changed what", admin_usage.audit_log, "admin",
+        "GET", f"{_ADMIN}/audit_log", "Who changed what", admin_usage.audit_log, "view",
         answer=ListObject, query=(_SPAN[0], *_PAGE)),
     Operation(
-        "GET", f"{_ADMIN}/streams", "Requests that run", admin_live.list_streams, "admin",
+        "GET", f"{_ADMIN}/streams", "Requests that run", admin_live.list_streams, "view",
         answer=ListObject, query=(_SPAN[0], *_PAGE)),
     Operation(
         "DELETE", f"{_ADMIN}/streams/{{stream_id}}", "End a request", admin_live.kill_stream,
         "admin", status=204),
     Operation(
-        "GET", f"{_ADMIN}/engine", "The engine, and who uses it", admin_live.state, "admin",
+        "GET", f"{_ADMIN}/engine", "The engine, and who uses it", admin_live.state, "view",
         answer=EngineState),
     Operation(
-        "GET", f"{_ADMIN}/fleet", "The engines of all hosts", admin_fleet.show, "admin",
+        "GET", f"{_ADMIN}/fleet", "The engines of all hosts", admin_fleet.show, "view",
         answer=ListObject, query=_PAGE),
     Operation(
         "POST", f"{_ADMIN}/fleet/{{engine_id}}/drain",
@@ -455,7 +459,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "POST", f"{_ADMIN}/webhooks", "Create a webhook", admin_webhooks.create, "admin",
         body=CreateWebhook, answer=WebhookObject, status=201),
     Operation(
-        "GET", f"{_ADMIN}/webhooks", "All webhooks", admin_webhooks.list_all, "admin",
+        "GET", f"{_ADMIN}/webhooks", "All webhooks", admin_webhooks.list_all, "view",
         answer=ListObject, query=(_SPAN[0], *_PAGE)),
     Operation(
         "PATCH", _WEBHOOK, "Change, disable or enable a webhook", admin_webhooks.update, "admin",
@@ -469,7 +473,7 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=WebhookTest, status=202),
     Operation(
         "GET", f"{_WEBHOOK}/deliveries", "What a webhook was sent in the last week",
-        admin_webhooks.deliveries, "admin", answer=ListObject, query=_PAGE[1:]),
+        admin_webhooks.deliveries, "view", answer=ListObject, query=_PAGE[1:]),
     Operation(
         "GET", "/auth/sign-in", "Sign in at the provider", sign_in.begin, None,
         query=(_SIGN_IN_PAGE,), status=303),
@@ -488,7 +492,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/asyncapi.json", "The messages of the WebSockets", _asyncapi, None),
     Operation("GET", "/livez", "Whether the process is alive", health.livez, None),
     Operation("GET", "/readyz", "Whether requests are served", health.readyz, None),
-    Operation("GET", "/metrics", "Metrics for Prometheus", health.metrics, "admin"),
+    Operation("GET", "/metrics", "Metrics for Prometheus", health.metrics, "view"),
     *pages.operations(),
 )
 # fmt: on

@@ -27,6 +27,8 @@ class UpdateTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weight: float | None = None
     priority: int | None = None
     disabled: bool | None = None
+    conversation_days: int | UnsetType | None = UNSET
+    """null: as the server's settings say; 0: nothing is kept."""
 
 
 class NamedProject(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +43,8 @@ class CreateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     allowed_models: tuple[str, ...] = ()
     model_aliases: dict[str, str] = {}
     expires_at: int | None = None
+    user_name: str | None = None
+    """Who will use it: all keys of a user find the same conversations."""
 
 
 class RotateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +59,15 @@ class TenantObject(Shown, frozen=True, kw_only=True):
     priority: int
     created_at: int
     disabled_at: int | None
+    conversation_days: int | None
     object: Literal["tenant"] = "tenant"
+
+
+class TenantDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    deleted: bool = True
+    object: Literal["tenant.deleted"] = "tenant.deleted"
 
 
 class ProjectObject(Shown, frozen=True, kw_only=True):
@@ -84,6 +96,7 @@ class KeyObject(Shown, frozen=True, kw_only=True):
     revoke_at: int | None
     last_used_at: int | None
     replaces_key_id: str | None
+    user_name: str | None
     key: str | UnsetType = UNSET
     """The text to hand to its user: in the answer that makes it, and never again."""
     object: Literal["api_key"] = "api_key"

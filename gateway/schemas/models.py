@@ -14,9 +14,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """For an adapter, the model that it changes (a field of vLLM's)."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together (vLLM's field); None while the engine loads."""
-    max_input_tokens: int | None = None
-    max_tokens: int | None = None
-    """The same, as Anthropic's clients look for it."""
     type: str = "model"
     display_name: str
     created_at: str

@@ -16,6 +16,8 @@ class SignInState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one can sign in at a provider."""
     name: str | None = None
     """Who has; null: nobody."""
+    id: str | None = None
+    """The public id of the key that stands for them."""
     scopes: tuple[Scope, ...] = ()
     keeps_conversations: bool = False
     """Whether the chat page keeps what is said."""

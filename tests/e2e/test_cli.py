@@ -285,7 +285,7 @@ def test_the_first_admin_key_is_made_once_and_changes_are_shown(
     fresh.ok("migrate")
     key = fresh.ok("bootstrap").strip()
     principal = fresh.authenticate(key)
-    assert (principal.tenant.name, principal.key.scopes) == ("admin", ("admin",))
+    assert (principal.tenant.name, principal.key.scopes) == ("admin", ("owner",))
     assert "only once" in fresh.complaint("bootstrap")
     fresh.ok("tenant", "update", "admin", "--rename", "ops", "--weight", "2", "--disable")
     with pytest.raises(AuthenticationFailed):

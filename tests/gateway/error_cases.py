@@ -362,7 +362,7 @@ async def answers(gateway: Gateway) -> dict[str, Any]:
         "USAGE": await gateway.key("usage"),
         "RESPONSES": await gateway.key("responses"),
     }
-    every = await gateway.key("chat", "responses", "usage", "admin")
+    every = await gateway.key("chat", "responses", "owner")
     tenant = str(gateway.tenant.id)
     found: dict[str, Any] = {}
     for case in cases():

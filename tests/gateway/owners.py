@@ -199,7 +199,7 @@ async def place(model_dir: Path, tmp_path: Path, pg_dsn: str) -> AsyncIterator[P
     async with served(config, double_client(config, double), store=store) as gateway:
         owner = await make_owner(gateway, "owner")
         stranger = await make_owner(gateway, "stranger")
-        place = Place(gateway, double, await gateway.key("admin"), owner, stranger)
+        place = Place(gateway, double, await gateway.key("owner"), owner, stranger)
         await furnish(place)
         yield place
 

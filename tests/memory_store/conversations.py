@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Sequence
-from datetime import datetime
+from collections.abc import Callable, Container, Mapping, Sequence
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from tenants.conversations import Conversation, Conversations, Room, StoredItem, json_text
 from tenants.errors import ObjectExists, ObjectNotFound
+from tenants.types import Tenant
 
 
 class MemoryConversations(Conversations):
@@ -17,13 +18,13 @@ class MemoryConversations(Conversations):
     def __init__(
         self,
         now: Callable[[], datetime],
-        tenants: Container[UUID],
-        replaced_by: Callable[[UUID], UUID | None],
+        tenants: Mapping[UUID, Tenant],
+        of_one_user: Callable[[UUID], Container[UUID | None]],
     ) -> None:
-        """replaced_by: the key that a key replaces."""
+        """of_one_user: the keys whose conversations a key finds."""
         self._now = now
         self._tenants = tenants
-        self._replaced_by = replaced_by
+        self._of_one_user = of_one_user
         self._keys: dict[tuple[UUID, str], UUID | None] = {}
         self._kept: dict[tuple[UUID, str], Conversation] = {}
         self._items: dict[tuple[UUID, str], dict[str, bytes]] = {}
@@ -59,9 +60,7 @@ class MemoryConversations(Conversations):
         after: str | None = None,
         limit: int,
     ) -> Sequence[Conversation]:
-        keys: list[UUID | None] = [key_id]
-        while (older := self._replaced_by(keys[-1])) is not None:  # type: ignore[arg-type]
-            keys.append(older)
+        keys = self._of_one_user(key_id)
         mine = [
             found
             for name, found in self._kept.items()
@@ -96,6 +95,23 @@ class MemoryConversations(Conversations):
     async def delete(self, tenant_id: UUID, conversation_id: str) -> bool:
         self._items.pop((tenant_id, conversation_id), None)
         return self._kept.pop((tenant_id, conversation_id), None) is not None
+
+    def forget(self, tenant_id: UUID) -> None:
+        """As ``Store.delete_tenant`` does with them."""
+        for name in [name for name in self._kept if name[0] == tenant_id]:
+            del self._kept[name], self._items[name]
+
+    def delete_old(self, default_days: int | None) -> int:
+        """As ``SharedState.delete_expired`` does with them."""
+        gone = []
+        for name, kept in self._kept.items():
+            own = self._tenants[name[0]].conversation_days
+            days = default_days if own is None else own
+            if days is not None and kept.used_at <= self._now() - timedelta(days=days):
+                gone.append(name)
+        for name in gone:
+            del self._kept[name], self._items[name]
+        return len(gone)
 
     async def add(
         self,

@@ -83,12 +83,13 @@ class MemoryShared(SharedState):
         self,
         now: Callable[[], datetime],
         tenants: Container[UUID],
-        *delete_others: Callable[[], int],
+        delete_conversations: Callable[[int | None], int],
+        delete_chats: Callable[[], int],
     ) -> None:
-        """delete_others: delete what has expired elsewhere."""
         self._now = now
         self._tenants = tenants
-        self._delete_others = delete_others
+        self._delete_conversations = delete_conversations
+        self._delete_chats = delete_chats
         self._responses = _Table[StoredResponse](now)
         self._streams = _Table[ArchivedStream](now)
         self._claims = _Table[Claim](now)
@@ -280,13 +281,13 @@ class MemoryShared(SharedState):
     async def forget_worker(self, worker_id: str) -> None:
         self._workers.pop(worker_id, None)
 
-    async def delete_expired(self) -> int:
+    async def delete_expired(self, conversation_days: int | None = None) -> int:
         since = self._now() - timedelta(days=1)
         gone = [name for name, (_, expires_at) in self._workers.items() if expires_at <= since]
         for name in gone:
             del self._workers[name]
         tables = (self._responses, self._streams, self._claims)
-        also = sum(delete() for delete in self._delete_others)
+        also = self._delete_conversations(conversation_days) + self._delete_chats()
         return len(gone) + also + sum(table.delete_expired() for table in tables)
 
     def _check_tenant(self, tenant_id: UUID) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from uuid import UUID, uuid4
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tenants.errors import (
     ObjectExists,
@@ -29,6 +30,7 @@ from tenants.local_quota import Reservation
 from tenants.names import (
     check_aliases,
     check_bucket,
+    check_days,
     check_grace,
     check_groups,
     check_key,
@@ -82,6 +84,7 @@ class MemoryStore(MemoryMcpServers, Store):
 
     _now: Callable[[], datetime]
     shared: MemoryShared
+    conversations: MemoryConversations
 
     def __init__(self, *, now: Callable[[], datetime] = _now) -> None:
         self._now = now
@@ -91,18 +94,33 @@ class MemoryStore(MemoryMcpServers, Store):
         self._adapters: dict[UUID, Adapter] = {}
         self._ledger: dict[UUID, UsageEvent] = {}
         self._quota = MemoryQuota()
-        self.conversations = MemoryConversations(now, self._tenants, self._replaced_by)
+        self.conversations = MemoryConversations(now, self._tenants, self._of_one_user)
         self.webhooks = MemoryWebhooks(now, self._tenants)
         self.files = MemoryFiles(now)
         self.batch_queue = NoBatches()
         self.chats = MemoryChats(now, self._tenants)
-        self.shared = MemoryShared(now, self._tenants, self.chats.delete_expired)
+        self.shared = MemoryShared(
+            now, self._tenants, self.conversations.delete_old, self.chats.delete_expired
+        )
         self._audit = MemoryAudit(now)
         self._mcp_servers = {}
+        self._deleted: set[UUID] = set()
 
-    def _replaced_by(self, key_id: UUID) -> UUID | None:
-        keys = (stored.key for stored in self._keys.values())
-        return next((key.replaces_key_id for key in keys if key.id == key_id), None)
+    def _of_one_user(self, key_id: UUID) -> set[UUID]:
+        """The keys that find each other's conversations."""
+        found, keys = {key_id}, [stored.key for stored in self._keys.values()]
+        while True:
+            known = [key for key in keys if key.id in found]
+            users = {key.user_name for key in known} - {None}
+            more = {key.replaces_key_id for key in known} - {None}
+            more |= {
+                key.id
+                for key in keys
+                if key.user_name in users and key.tenant_id == known[0].tenant_id
+            }
+            if more <= found:
+                return found
+            found |= cast("set[UUID]", more)
 
     async def create_tenant(self, name: str, *, weight: float = 1.0, priority: int = 0) -> Tenant:
         tenant = Tenant(
@@ -126,14 +144,15 @@ class MemoryStore(MemoryMcpServers, Store):
     async def get_tenant(self, tenant: str | UUID) -> Tenant:
         wanted = tenant if isinstance(tenant, UUID) else normalize_name("name", tenant)
         for found in self._tenants.values():
-            if wanted in (found.id, found.name):
+            if wanted in (found.id, found.name) and found.id not in self._deleted:
                 return found
         raise ObjectNotFound("tenant", tenant)
 
     async def list_tenants(
         self, *, search: str | None = None, after: str | None = None, limit: int | None = None
     ) -> Sequence[Tenant]:
-        found = [tenant for tenant in self._tenants.values() if contains(tenant.name, search)]
+        there = (one for one in self._tenants.values() if one.id not in self._deleted)
+        found = [tenant for tenant in there if contains(tenant.name, search)]
         return page_of(found, lambda tenant: tenant.name, after, limit)
 
     async def update_tenant(
@@ -144,6 +163,7 @@ class MemoryStore(MemoryMcpServers, Store):
         weight: float | None = None,
         priority: int | None = None,
         disabled: bool | None = None,
+        conversation_days: int | UnsetType | None = UNSET,
     ) -> Tenant:
         changes: dict[str, object] = {}
         if name is not None:
@@ -152,8 +172,10 @@ class MemoryStore(MemoryMcpServers, Store):
             changes["weight"] = check_weight(weight)
         if priority is not None:
             changes["priority"] = check_priority(priority)
+        if conversation_days is not UNSET:
+            changes["conversation_days"] = check_days(conversation_days)
         tenant = self._tenants.get(tenant_id)
-        if tenant is None:
+        if tenant is None or tenant_id in self._deleted:
             raise ObjectNotFound("tenant", tenant_id)
         if disabled is not None:
             changes["disabled_at"] = (tenant.disabled_at or self._now()) if disabled else None
@@ -162,6 +184,14 @@ class MemoryStore(MemoryMcpServers, Store):
         self._tenants[tenant_id] = changed
         self._audit.note("tenant", tenant, changed)
         return changed
+
+    async def delete_tenant(self, tenant_id: UUID) -> None:
+        await self.update_tenant(tenant_id, name=f"deleted {tenant_id}", disabled=True)
+        self._deleted.add(tenant_id)
+        for key in await self.list_keys(tenant_id):
+            await self.revoke_key(key.public_id)
+            self._change_key(key.public_id, name="deleted", user_name=None)
+        self.conversations.forget(tenant_id)
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
         name = normalize_name("name", name)
@@ -219,6 +249,7 @@ class MemoryStore(MemoryMcpServers, Store):
         project_id: UUID | None = None,
         allowed_models: Sequence[str] = (),
         model_aliases: Mapping[str, str] = MappingProxyType({}),
+        user_name: str | None = None,
     ) -> ApiKey:
         check_key(public_id, key_hash, expires_at)
         key = ApiKey(
@@ -232,6 +263,7 @@ class MemoryStore(MemoryMcpServers, Store):
             expires_at=expires_at,
             allowed_models=check_models(allowed_models),
             model_aliases=check_aliases(model_aliases),
+            user_name=None if user_name is None else normalize_name("user_name", user_name),
         )
         if tenant_id not in self._tenants:
             raise ObjectNotFound("tenant", tenant_id)
@@ -256,14 +288,14 @@ class MemoryStore(MemoryMcpServers, Store):
         self, tenant_name: str, *, public_id: str, key_hash: bytes, name: str
     ) -> None:
         check_key(public_id, key_hash, None)
-        if any("admin" in stored.key.scopes for stored in self._keys.values()):
+        if any("owner" in stored.key.scopes for stored in self._keys.values()):
             raise ObjectExists("admin key")
         try:
             tenant = await self.get_tenant(tenant_name)
         except ObjectNotFound:
             tenant = await self.create_tenant(tenant_name)
         await self.create_key(
-            tenant.id, public_id=public_id, key_hash=key_hash, name=name, scopes=["admin"]
+            tenant.id, public_id=public_id, key_hash=key_hash, name=name, scopes=["owner"]
         )
 
     async def rotate_key(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tenants.access import require_scope, resolve_model, visible_models
+from tenants.access import has_scope, require_scope, resolve_model, visible_models
 from tenants.errors import NotAllowed
 from tenants.types import ApiKey
 from tests.memory_store.store import MemoryStore
@@ -48,6 +48,15 @@ async def test_listing_shows_what_would_resolve() -> None:
     )
     assert visible_models(own, ("large", "small")) == ("small", "fast")
     assert visible_models(await key(), ("large", "small")) == ("large", "small")
+
+
+async def test_a_role_may_what_those_below_it_may() -> None:
+    ranks = ("usage", "billing", "view", "admin", "owner")
+    for place, scope in enumerate(ranks):
+        own = await key(scopes=(scope,))
+        for other_place, other in enumerate(ranks):
+            assert has_scope(own, other) == (place >= other_place)  # type: ignore[arg-type]
+        assert not has_scope(own, "chat")
 
 
 async def test_who_may_chat_may_use_responses() -> None:

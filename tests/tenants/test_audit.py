@@ -165,7 +165,7 @@ class TestFirstAdminKey:
         )
         found = await store.find_key(minted.public_id)
         assert found is not None
-        assert found.principal.key.scopes == ("admin",)
+        assert found.principal.key.scopes == ("owner",)
         assert found.principal.tenant.name == "ops"
         await store.revoke_key(minted.public_id)
         again = keys.mint(PEPPER)

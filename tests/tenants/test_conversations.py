@@ -10,8 +10,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from tenants.conversations import Conversations, Room, StoredItem
-from tenants.errors import ObjectExists, ObjectNotFound
+from tenants.errors import InvalidValue, ObjectExists, ObjectNotFound
 from tenants.store import Store
+from tenants.types import ApiKey
 
 pytestmark = pytest.mark.asyncio
 
@@ -176,3 +177,68 @@ async def test_a_key_lists_what_it_and_those_it_replaces_have_made(
     assert await names(other.id, search="grü") == ""
     stranger = (await store.create_tenant("globex")).id
     assert await conversations.list(stranger, new.id, limit=9) == []
+
+
+async def test_they_are_kept_for_as_long_as_their_tenant_says(
+    store: Store, conversations: Conversations
+) -> None:
+    kept, forbidden = await begun(store, "acme", "a"), await begun(store, "globex", "b")
+    assert await store.shared.delete_expired() == 0
+    assert await store.shared.delete_expired(1) == 0
+    changed = await store.update_tenant(forbidden, conversation_days=0)
+    assert changed.conversation_days == 0
+    await store.update_tenant(kept, conversation_days=36_500)
+    assert await store.shared.delete_expired(0) == 1
+    assert await conversations.find(forbidden, "conv") is None
+    assert await conversations.items(forbidden, "conv", limit=9) == []
+    assert await conversations.find(kept, "conv") is not None
+    await store.update_tenant(kept, name="still acme")
+    assert (await store.get_tenant(kept)).conversation_days == 36_500
+    await store.update_tenant(kept, conversation_days=None)
+    assert await store.shared.delete_expired() == 0
+    assert await store.shared.delete_expired(0) == 1
+    for days in (-1, 36_501):
+        with pytest.raises(InvalidValue, match="conversation_days"):
+            await store.update_tenant(kept, conversation_days=days)
+
+
+async def test_all_keys_of_a_user_find_the_same(store: Store) -> None:
+    tenant_id = (await store.create_tenant("acme")).id
+    others = (await store.create_tenant("globex")).id
+
+    async def key(tenant: UUID, number: int, user: str | None = None) -> ApiKey:
+        return await store.create_key(
+            tenant,
+            public_id=f"{number:012}",
+            key_hash=bytes(32),
+            name="k",
+            scopes=["chat"],
+            user_name=user,
+        )
+
+    ada, also_ada, bob, nobody = [
+        await key(tenant_id, number, user)
+        for number, user in enumerate(("Ada", "Ada", "Bob", None))
+    ]
+    namesake = await key(others, 9, "Ada")
+    assert also_ada.user_name == "Ada"
+    made_by: dict[str, tuple[UUID, ApiKey]] = {
+        "ada": (tenant_id, ada),
+        "bob": (tenant_id, bob),
+        "nobody": (tenant_id, nobody),
+        "namesake": (others, namesake),
+    }
+    for name, (tenant, owner) in made_by.items():
+        await store.conversations.create(tenant, name, b"{}", max_bytes=10**6, key_id=owner.id)
+    new = await store.rotate_key(
+        ada.public_id, new_public_id=f"{7:012}", key_hash=bytes(32), grace=timedelta()
+    )
+
+    async def listed(owner: ApiKey) -> list[str]:
+        found = await store.conversations.list(owner.tenant_id, owner.id, limit=9)
+        return [one.id for one in found]
+
+    assert await listed(also_ada) == await listed(new) == ["ada"]
+    assert await listed(bob) == ["bob"]
+    assert await listed(nobody) == ["nobody"]
+    assert await listed(namesake) == ["namesake"]

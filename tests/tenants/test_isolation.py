@@ -330,3 +330,48 @@ async def test_ids_of_others_are_not_found(pg_store: Store) -> None:
     with pytest.raises(ObjectNotFound, match="key"):
         await pg_store.record_usage(make_event(two.key, tenant_id=one.tenant.id))
     assert not await pg_store.release(one.tenant.id, uuid4())
+
+
+async def test_a_deleted_tenant_leaves_its_bill_and_nothing_it_said(
+    pg_store: Store, superuser: asyncpg.Connection
+) -> None:
+    """Nothing in any table, but the sums and rows of the ledger, who changed what, and the rows
+    that these refer to. What requests under way still store goes, too."""
+    gone, stays = await furnish(pg_store, "gone"), await furnish(pg_store, "stays")
+    await pg_store.webhooks.test(
+        (await pg_store.webhooks.create(gone.tenant.id, "https://gone.example", ())).id
+    )
+    await pg_store.record_usage(make_event(gone.key))  # not yet in the sums
+    before, others = [await snapshot(superuser, who.tenant.id) for who in (gone, stays)]
+    ledger = {"usage_event", "usage_seen", "usage_delta", "usage_rollup", "usage_daily"}
+    ledger |= {"usage_daily_tenant"}
+    bills = {table for table in before if table in ledger or table.startswith("usage_")}
+    kept = bills | {"audit_log", "tenant", "project", "api_key", "reservation"}
+    assert {table for table, rows in before.items() if rows} >= {*ledger, "conversation_item"}
+
+    await pg_store.delete_tenant(gone.tenant.id)
+    after = await snapshot(superuser, gone.tenant.id)
+    assert {table for table, rows in after.items() if rows} <= kept
+    assert {table: after[table] for table in bills} == {table: before[table] for table in bills}
+    assert await snapshot(superuser, stays.tenant.id) == others
+
+    for search in (gone.tenant.id, "gone"):
+        with pytest.raises(ObjectNotFound):
+            await pg_store.get_tenant(search)
+    assert [one.name for one in await pg_store.list_tenants()] == ["stays"]
+    with pytest.raises(ObjectNotFound):
+        await pg_store.update_tenant(gone.tenant.id, disabled=False)
+    with pytest.raises(ObjectNotFound):
+        await pg_store.delete_tenant(gone.tenant.id)
+    record = await pg_store.find_key(gone.key.public_id)
+    assert record is not None
+    assert record.principal.key.revoked_at is not None
+    assert record.principal.tenant.disabled_at is not None
+    assert (await usage_totals(pg_store, gone.tenant.id)).requests == 3
+    assert (await pg_store.create_tenant("gone")).id != gone.tenant.id
+
+    await pg_store.shared.put_response(make_response(gone.tenant, "resp_late"), timedelta(days=1))
+    await pg_store.record_usage(make_event(gone.key))
+    while await pg_store.shared.delete_expired():
+        pass
+    assert not (await snapshot(superuser, gone.tenant.id))["response"]

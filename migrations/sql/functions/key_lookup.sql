@@ -7,7 +7,8 @@ RETURNS TABLE (
     allowed_models text[], model_aliases jsonb, created_at timestamptz, expires_at timestamptz,
     revoked_at timestamptz, revoke_at timestamptz, last_used_at timestamptz, replaces_key_id uuid,
     key_hash bytea, tenant_name text, weight double precision, priority smallint,
-    tenant_created_at timestamptz, disabled_at timestamptz, policies jsonb
+    tenant_created_at timestamptz, disabled_at timestamptz, conversation_days integer,
+    user_name text, policies jsonb
 )
 LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = public, pg_temp
@@ -16,7 +17,7 @@ SELECT
     k.id, k.tenant_id, k.project_id, k.public_id, k.name, k.scopes, k.allowed_models,
     k.model_aliases, k.created_at, k.expires_at, k.revoked_at, k.revoke_at,
     k.last_used_at, k.replaces_key_id, k.key_hash,
-    t.name, t.weight, t.priority, t.created_at, t.disabled_at,
+    t.name, t.weight, t.priority, t.created_at, t.disabled_at, t.conversation_days, k.user_name,
     (
         SELECT jsonb_agg(
             jsonb_build_object(

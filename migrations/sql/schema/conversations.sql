@@ -16,6 +16,7 @@ CREATE TABLE conversation (
 );
 CREATE INDEX conversation_key_id_used_at_idx
     ON conversation (tenant_id, key_id, used_at DESC, id DESC);
+CREATE INDEX conversation_tenant_id_used_at_idx ON conversation (tenant_id, used_at);
 
 CREATE TABLE conversation_item (
     tenant_id       uuid NOT NULL,

@@ -8,7 +8,12 @@ CREATE TABLE tenant (
     priority    smallint NOT NULL DEFAULT 0,
     created_at  timestamptz NOT NULL DEFAULT now(),
     disabled_at timestamptz,
+    -- For how many days after its last use a conversation is kept; null: as the settings say.
+    conversation_days integer,
+    -- Since then only the ledger and the audit log know the tenant, by its id.
+    deleted_at  timestamptz,
     CONSTRAINT tenant_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
+    CONSTRAINT tenant_conversation_days_check CHECK (conversation_days BETWEEN 0 AND 36500),
     CONSTRAINT tenant_weight_check CHECK (weight > 0 AND weight < 'Infinity')
 );
 
@@ -43,6 +48,8 @@ CREATE TABLE api_key (
     replaces_key_id uuid CONSTRAINT api_key_replaces_key_id_fkey REFERENCES api_key (id),
     -- How many days before its end the last event of it was.
     expiry_reported smallint,
+    -- All keys of a user of a tenant find the same conversations.
+    user_name       text,
     CONSTRAINT api_key_project_id_fkey
         FOREIGN KEY (tenant_id, project_id) REFERENCES project (tenant_id, id),
     -- So that a ledger row can name a key together with its tenant.
@@ -50,11 +57,16 @@ CREATE TABLE api_key (
     CONSTRAINT api_key_key_hash_check CHECK (octet_length(key_hash) = 32),
     CONSTRAINT api_key_model_aliases_check CHECK (jsonb_typeof(model_aliases) = 'object'),
     CONSTRAINT api_key_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
+    CONSTRAINT api_key_user_name_check CHECK (char_length(user_name) BETWEEN 1 AND 200),
     CONSTRAINT api_key_public_id_check CHECK (public_id ~ '^[0-9A-Za-z]{12}$'),
     CONSTRAINT api_key_scopes_check CHECK (
-        cardinality(scopes) > 0 AND scopes <@ ARRAY['chat', 'responses', 'usage', 'admin']
+        cardinality(scopes) > 0 AND scopes <@ ARRAY[
+            'chat', 'responses', 'usage', 'billing', 'view', 'admin', 'owner'
+        ]
     )
 ) WITH (fillfactor = 70);  -- Last uses are written within the page, without touching an index.
 CREATE INDEX api_key_project_id_idx ON api_key (project_id);
+CREATE INDEX api_key_user_name_idx ON api_key (tenant_id, user_name)
+    WHERE user_name IS NOT NULL;
 CREATE INDEX api_key_expires_at_idx ON api_key (expires_at)
     WHERE expires_at IS NOT NULL AND revoked_at IS NULL;

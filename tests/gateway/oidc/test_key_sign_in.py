@@ -40,6 +40,7 @@ async def test_a_key_becomes_a_cookie_that_stands_for_it(gateway: Gateway) -> No
     found = answer.json()
     assert found.pop("name")
     assert found.pop("scopes")
+    assert found.pop("id") == gateway.api_key[7:19]
     assert found == {"is_offered": False, "keeps_conversations": True}
     (cookie,) = answer.cookies
     assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(cookie.split("; "))

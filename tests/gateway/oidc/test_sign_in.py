@@ -25,6 +25,7 @@ from websockets.exceptions import InvalidStatus
 from engine.text.tokenizer import Tokenizer
 from gateway.config import Config
 from gateway.config.oidc import OidcConfig
+from tenants.keys import is_public_id
 from tests.gateway.engine_double import EngineDouble
 from tests.gateway.oidc.provider import CLIENT, SECRET, Provider, provider
 from tests.gateway.raw_http import Answer, exchange, post
@@ -114,10 +115,12 @@ async def site(model_dir: Path, tmp_path: Path) -> AsyncIterator[Site]:
 
 async def test_a_person_signs_in_works_and_signs_out(site: Site) -> None:
     assert (await site.ask("GET", "/auth/session")).json() == {
-        "is_offered": True, "name": None, "scopes": [], "keeps_conversations": False
+        "is_offered": True, "name": None, "id": None, "scopes": [], "keeps_conversations": False
     }  # fmt: skip
     cookie = await site.sign_in(**ADMIN)
-    assert (await site.ask("GET", "/auth/session", cookie=cookie)).json() == {
+    state = (await site.ask("GET", "/auth/session", cookie=cookie)).json()
+    assert is_public_id(state.pop("id"))
+    assert state == {
         "is_offered": True, "name": "jane@acme.example", "scopes": ["chat", "admin"],
         "keeps_conversations": True,
     }  # fmt: skip
@@ -174,7 +177,8 @@ async def test_a_page_chats_over_a_socket(site: Site) -> None:
 
 
 async def test_revoking_a_persons_key_ends_the_session(site: Site) -> None:
-    cookie = await site.sign_in(**ADMIN)
+    owner = ADMIN | {"roles": ["owner"]}
+    cookie = await site.sign_in(**owner)
     (key,) = [one for one in await site.gateway.store.list_keys(site.gateway.tenant.id)
               if one.name.startswith("sign-in")]  # fmt: skip
     path = f"/admin/v1/tenants/{site.gateway.tenant.id}/keys/{key.public_id}"
@@ -182,7 +186,7 @@ async def test_revoking_a_persons_key_ends_the_session(site: Site) -> None:
     answer = await site.ask("GET", "/admin/v1/tenants", cookie=cookie)
     assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
     url, attempt = await site.begin()
-    back = await site.come_back(site.provider.consent(url, "c0de", **ADMIN), attempt)
+    back = await site.come_back(site.provider.consent(url, "c0de", **owner), attempt)
     assert (back.status, back.body) == (403, b"Signing in failed. Your access here is revoked.")
 
 
@@ -310,7 +314,8 @@ async def test_tokens_in_place_of_keys(site: Site) -> None:
 
 async def test_roles_are_scopes_of_the_token_at_hand(site: Site) -> None:
     allowed = {
-        "viewer": (200, 403, 403), "billing": (403, 200, 403), "owner": (200, 200, 200),
+        "member": (200, 403, 403), "billing": (403, 200, 200), "viewer": (200, 200, 200),
+        "owner": (200, 200, 200),
     }  # fmt: skip
     paths = ("/v1/models", "/admin/v1/usage", "/admin/v1/tenants")
     for role, statuses in allowed.items():

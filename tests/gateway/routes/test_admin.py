@@ -318,3 +318,48 @@ async def test_running_streams_are_shown_and_killed(gateway: Gateway, double: En
     assert (entry["action"], entry["object_id"]) == ("stream.kill", stream["id"])
     totals = await gateway.usage()
     assert totals.completion_tokens >= stream["generated_tokens"]
+
+
+async def test_roles_of_all_tenants(gateway: Gateway) -> None:
+    """What each may, beyond the route table: only an owner hands such keys out, replaces or revokes
+    them, as an administrator could make itself one with them."""
+    clients = {
+        scope: Admin(gateway, await gateway.key(scope))
+        for scope in ("billing", "view", "admin", "owner")
+    }
+    admin, owner = clients["admin"], clients["owner"]
+    other = await owner.ok("POST", "/tenants", {"name": "globex", "weight": 1})
+    path = f"/tenants/{other['id']}"
+    for client in clients.values():
+        for seen in (f"/usage?tenant_id={other['id']}", "/budgets", "/tenants", f"{path}/keys"):
+            await client.ok("GET", seen)
+    for scope in ("billing", "view", "admin", "owner"):
+        body = {"name": "made", "scopes": ["chat", scope]}
+        assert "owner" in (await admin.error(403, "POST", f"{path}/keys", body))["message"]
+        made = await owner.ok("POST", f"{path}/keys", body)
+        for step in (("POST", "/rotate"), ("POST", "/revoke"), ("DELETE", "")):
+            await admin.error(403, step[0], f"{path}/keys/{made['public_id']}{step[1]}")
+        await owner.ok("POST", f"{path}/keys/{made['public_id']}/rotate", {})
+        await owner.ok("DELETE", f"{path}/keys/{made['public_id']}")
+
+
+async def test_a_tenant_is_deleted_by_an_owner(gateway: Gateway) -> None:
+    admin, owner = await admin_of(gateway), Admin(gateway, await gateway.key("owner"))
+    tenant = await admin.ok("POST", "/tenants", {"name": "globex"})
+    path = f"/tenants/{tenant['id']}"
+    key = await admin.ok("POST", f"{path}/keys", {"name": "app", "user_name": "Ada"})
+    assert key["user_name"] == "Ada"
+    changed = await admin.ok("PATCH", path, {"conversation_days": 7})
+    assert changed["conversation_days"] == 7
+    assert (await admin.ok("PATCH", path, {"weight": 2}))["conversation_days"] == 7
+    assert (await admin.ok("PATCH", path, {"conversation_days": None}))["conversation_days"] is None
+    assert (await ask(gateway, key["key"])).status == 200
+    await admin.error(403, "DELETE", path)
+    own = f"/tenants/{gateway.tenant.id}"
+    assert "Your own key" in (await owner.error(400, "DELETE", own))["message"]
+    deleted = await owner.ok("DELETE", path)
+    assert (deleted["object"], deleted["name"]) == ("tenant.deleted", "globex")
+    assert (await ask(gateway, key["key"])).status == 401
+    await owner.error(404, "GET", path)
+    await owner.error(404, "DELETE", path)
+    assert (await owner.ok("POST", "/tenants", {"name": "globex"}))["id"] != tenant["id"]

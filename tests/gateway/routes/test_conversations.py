@@ -211,12 +211,13 @@ async def test_a_response_goes_on_with_the_line_of_the_last_message(
 
 
 async def test_a_tenant_whose_conversations_are_forbidden_keeps_none(model_dir: Path) -> None:
+    """By the server's settings, unless its own say otherwise."""
     config = make_config(model_dir)
-    tenants = msgspec.structs.replace(config.tenants, forbid_conversations=("acme",))
+    tenants = msgspec.structs.replace(config.tenants, conversation_days=0)
     config = msgspec.structs.replace(config, tenants=tenants)
     double = EngineDouble(Tokenizer.load(model_dir))
     async with served(config, double_client(config, double)) as gateway, gateway.openai() as client:
-        with pytest.raises(openai.PermissionDeniedError, match="forbid_conversations"):
+        with pytest.raises(openai.PermissionDeniedError, match="conversation_days"):
             await client.conversations.create()
         key = (await gateway.store.list_keys(gateway.tenant.id))[0]
         await gateway.store.conversations.create(
@@ -234,3 +235,6 @@ async def test_a_tenant_whose_conversations_are_forbidden_keeps_none(model_dir: 
             )
         assert state.json()["keeps_conversations"] is False
         assert (await client.conversations.delete("conv_old")).deleted
+        await gateway.store.update_tenant(gateway.tenant.id, conversation_days=30)
+        gateway.authenticator.forget()
+        assert (await client.conversations.create()).id

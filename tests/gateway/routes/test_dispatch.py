@@ -3,12 +3,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from types import ModuleType
-
-import anthropic
-import openai
 import pytest
 from websockets.exceptions import InvalidStatus
 
@@ -24,28 +18,6 @@ def test_what_is_elsewhere_is_not_here() -> None:
     for beginning in ELSEWHERE:
         below = f"{beginning}/"
         assert not [one.path for one in OPERATIONS if f"{one.path}/".startswith(below)], beginning
-
-
-@pytest.mark.parametrize(("client", "before"), [(openai, "/v1"), (anthropic, "")])
-def test_whatever_their_packages_ask_for_is_here_or_named(client: ModuleType, before: str) -> None:
-    """By the first part of each path: an API is here, or said not to be."""
-    assert client.__file__ is not None
-    sources = Path(client.__file__).parent.glob("resources/**/*.py")
-    paths = {path for file in sources for path in re.findall(r'"(/[a-z0-9_/]+)', file.read_text())}
-    asked = {"/".join(f"{before}{path}".split("/")[:3]) for path in paths}
-    assert {"/v1/models", "/v1/files"} <= asked
-    here = {"/".join(one.path.split("/")[:3]) for one in OPERATIONS}
-    assert not asked - here - ELSEWHERE.keys() - {"/v1/v1"}  # where a batch's lines go
-
-
-@pytest.mark.asyncio
-async def test_anthropics_files_are_not_openais(gateway: Gateway) -> None:
-    async with anthropic.AsyncAnthropic(
-        base_url=gateway.url, api_key=gateway.api_key, max_retries=0
-    ) as client:
-        for call in (client.beta.files.list(), client.beta.files.upload(file=b"x")):
-            with pytest.raises(anthropic.NotFoundError, match="Anthropic's Files"):
-                await call
 
 
 def test_a_fixed_path_comes_before_one_with_parameters() -> None:
