@@ -1,73 +1,69 @@
-/** Tokens by the day as stacked bars, and the same figures for who cannot see them. */
+/** Figures over time: bars upon each other, or lines if they are shares. What is pointed at is said below. */
 
 import { count, element, rough, shape } from "./elements.js";
 
-const DAY_S = 86_400;
-const WIDTH = 640;
-const HEIGHT = 180;
-const LEFT = 44;
-const BOTTOM = 20;
+const HEIGHT = 200;
+const LEFT = 52;
+const BOTTOM = 22;
 const TOP = 10;
+const LABEL_PX = 64;
+const DAY_S = 86_400;
 
 /**
- * @param {{start_time: number, prompt_tokens: number, completion_tokens: number, requests: number}[]} rows
- * @param {number} num_days the last ones, today included
+ * @param {{name: string, values: number[]}[]} series
+ * @param {number[]} times when each bar begins, in Unix seconds
+ * @param {string} label the same in a sentence, for who cannot see it
  */
-export function usageChart(rows, num_days) {
-  const today = Math.floor(Date.now() / 1000 / DAY_S) * DAY_S;
-  const byDay = new Map(rows.map((row) => [row.start_time, row]));
-  const days = Array.from({ length: num_days }, (_, index) => {
-    const start_time = today - (num_days - 1 - index) * DAY_S;
-    return byDay.get(start_time) ?? { start_time, prompt_tokens: 0, completion_tokens: 0, requests: 0 };
-  });
-  // Even, so that the line at half of it stands for whole tokens.
-  const most = 2 * Math.max(1, ...days.map((day) => Math.ceil((day.prompt_tokens + day.completion_tokens) / 2)));
+export function chart({ series, times, label, width, isShare }) {
   const plot = HEIGHT - BOTTOM - TOP;
-  const step = (WIDTH - LEFT) / num_days;
-  const svg = shape("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": summary(days) });
+  const step = (width - LEFT) / times.length;
+  const sums = times.map((_, at) => series.reduce((sum, { values }) => sum + values[at], 0));
+  // Even, so that the line at half of it stands for whole numbers.
+  const most = isShare ? 100 : 2 * Math.max(1, ...sums.map((sum) => Math.ceil(sum / 2)));
+  const svg = shape("svg", { class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label });
   for (const part of [0, 0.5, 1]) {
     const y = TOP + plot * (1 - part);
     svg.append(
-      shape("line", { class: "ground", x1: LEFT, x2: WIDTH, y1: y, y2: y }),
+      shape("line", { class: "ground", x1: LEFT, x2: width, y1: y, y2: y }),
       shape("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, rough(most * part)),
     );
   }
-  days.forEach((day, index) => {
-    const x = LEFT + index * step;
-    const prompt = (day.prompt_tokens / most) * plot;
-    const completion = (day.completion_tokens / most) * plot;
-    const ground = TOP + plot;
-    const bar = { x: x + step * 0.15, width: step * 0.7 };
-    svg.append(
-      shape(
-        "g",
-        { class: "day" },
-        shape("title", {}, `${date(day)}: ${count(day.requests)} requests, ${count(day.prompt_tokens)} prompt and ${count(day.completion_tokens)} generated tokens`),
-        shape("rect", { class: "hit", x, y: TOP, width: step, height: plot }),
-        shape("rect", { class: "prompt", ...bar, y: ground - prompt, height: prompt }),
-        shape("rect", { class: "completion", ...bar, y: ground - prompt - completion, height: completion, rx: 1.5 }),
-      ),
-    );
-    if ((num_days - 1 - index) % 7 === 0) {
-      svg.append(shape("text", { x: x + step / 2, y: HEIGHT - 4, "text-anchor": "middle" }, date(day)));
+  const height = (value) => (Math.min(value, most) / most) * plot;
+  const isHourly = times.length > 1 && times[1] - times[0] < DAY_S;
+  const said = element("p", { class: "legend" }, legend(series));
+  const every = Math.max(1, Math.ceil(LABEL_PX / step));
+  times.forEach((time, at) => {
+    const x = LEFT + at * step;
+    let ground = TOP + plot;
+    const bars = isShare ? [] : series.map(({ values }, index) => {
+      const tall = height(values[at]);
+      ground -= tall;
+      return shape("rect", { class: `series-${index}`, x: x + step * 0.15, width: step * 0.7, y: ground, height: tall });
+    });
+    const hit = shape("rect", { class: "hit", x, y: TOP, width: step, height: plot });
+    const group = shape("g", { class: "day" }, hit, bars);
+    group.onpointerenter = () => said.replaceChildren(element("strong", {}, when(time, isHourly)), ...legend(series, at));
+    svg.append(group);
+    if ((times.length - 1 - at) % every === 0) {
+      svg.append(shape("text", { x: x + step / 2, y: HEIGHT - 5, "text-anchor": "middle" }, when(time, isHourly).slice(isHourly ? -5 : 5)));
     }
   });
-  const legend = element(
-    "p",
-    { class: "legend" },
-    element("span", { class: "of-prompt" }, "Prompt tokens"),
-    element("span", { class: "of-completion" }, "Generated tokens"),
-  );
-  return element("figure", { class: "usage" }, svg, legend);
+  if (isShare) {
+    series.forEach(({ values }, index) => {
+      const points = values.map((value, at) => `${LEFT + (at + 0.5) * step},${TOP + plot - height(value)}`).join(" ");
+      svg.append(shape("polyline", { class: `line series-${index}`, points }));
+    });
+  }
+  svg.onpointerleave = () => said.replaceChildren(...legend(series));
+  return element("figure", { class: "usage" }, svg, said);
 }
 
-function summary(days) {
-  const sum = (name) => days.reduce((total, day) => total + day[name], 0);
-  return `Usage of ${days.length} days: ${count(sum("requests"))} requests, ${count(sum("prompt_tokens"))} prompt tokens, ${count(sum("completion_tokens"))} generated tokens`;
+function legend(series, at) {
+  return series.map(({ name, values }, index) => element("span", { class: `of-${index}` }, at === undefined ? name : `${name}: ${count(values[at])}`));
 }
 
-function date(day) {
-  return new Date(day.start_time * 1000).toISOString().slice(5, 10);
+function when(time, isHourly) {
+  return new Date(time * 1000).toISOString().slice(0, isHourly ? 16 : 10).replace("T", " ");
 }
 
 /** How full something is: a level between nothing and `most`. */

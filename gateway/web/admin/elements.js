@@ -1,29 +1,9 @@
 /** Building blocks of the views. Text only ever becomes text: nothing here parses markup. */
 
 import { copyText } from "../js/clipboard.js";
+import { button as plainButton, element, LISTENERS, shape } from "../js/elements.js";
 
-const SVG = "http://www.w3.org/2000/svg";
-
-const LISTENERS = ["onchange", "onclick", "onsubmit"];
-
-/** @param {Record<string, unknown>} props attributes; `on…` are listeners, null is left out */
-export function element(tag, props = {}, ...children) {
-  return fill(document.createElement(tag), props, children);
-}
-
-export function shape(tag, props = {}, ...children) {
-  return fill(document.createElementNS(SVG, tag), props, children);
-}
-
-function fill(node, props, children) {
-  for (const [name, value] of Object.entries(props)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (LISTENERS.includes(name)) node[name] = value;
-    else node.setAttribute(name, value === true ? "" : value);
-  }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
-  return node;
-}
+export { element, shape };
 
 export function card(title, ...content) {
   return element("section", { class: "card", "aria-label": title }, element("h3", {}, title), ...content);
@@ -95,7 +75,7 @@ export function table(columns, rows, empty) {
 }
 
 export function button(label, onclick, kind = "") {
-  return element("button", { type: "button", class: `plain ${kind}`.trim(), onclick }, label);
+  return plainButton(label, onclick, { class: `plain ${kind}`.trim() });
 }
 
 /** Asks before something that cannot be undone. */

@@ -1,20 +1,24 @@
 /** All tenants together: the engine as it is, who uses it, what was used. */
 
-import { level, usageChart } from "./chart.js";
+import { level } from "./chart.js";
 import { card, count, element, redraw, rough, table } from "./elements.js";
 import { fleetCard } from "./fleet.js";
 import { budgetsCard } from "./budgets.js";
+import { may } from "./roles.js";
 import { auditCard, streamsCard } from "./live.js";
+import { usageCard } from "./usage.js";
 import { webhooksCard } from "./webhooks.js";
 
 const DAYS = 30;
 const MOST_SHOWN = 50; // tenants, those with the most tokens
+/** In place of what the engine does, for who may not see it. */
+export const NOT_SEEN = { tenants: [] };
 
 export class EverybodyView {
   #api;
   #engine = card("Engine");
   #load = card("Running now");
-  #usage = card(`Tokens of the last ${DAYS} days`);
+  #usage;
   #totals = card(`Tenants of the last ${DAYS} days`);
   #budgets;
   #fleet;
@@ -25,33 +29,34 @@ export class EverybodyView {
   constructor(api) {
     this.#api = api;
     this.#budgets = budgetsCard(api);
+    this.#usage = usageCard(api);
     this.#fleet = fleetCard(api);
     this.#streams = streamsCard(api);
     this.#webhooks = webhooksCard(api);
     this.#audit = auditCard(api);
-    for (const wide of [this.#budgets, this.#fleet, this.#streams, this.#webhooks, this.#audit]) wide.node.classList.add("wide");
+    for (const wide of [this.#budgets, this.#usage, this.#fleet, this.#streams, this.#webhooks, this.#audit]) wide.node.classList.add("wide");
   }
 
   get nodes() {
     const title = element("div", { class: "view-title" }, element("h2", {}, "Everybody"));
+    if (!may("view")) return [title, this.#budgets.node, this.#usage.node, this.#totals];
     return [
       title,
       this.#budgets.node,
-      ...[this.#engine, this.#load, this.#usage, this.#totals],
+      this.#usage.node,
+      ...[this.#engine, this.#load, this.#totals],
       ...[this.#fleet, this.#streams, this.#webhooks, this.#audit].map((one) => one.node),
     ];
   }
 
   async load() {
     const start_time = (Math.floor(Date.now() / 86_400_000) - DAYS) * 86_400; // whole days of UTC
-    const [days, tenants] = await Promise.all([
-      this.#api.get("/usage", { bucket_width: "1d", group_by: "", start_time }),
+    const [tenants] = await Promise.all([
       this.#api.get("/usage", { bucket_width: "all", group_by: "tenant", start_time }),
+      this.#usage.load(),
       this.tick(),
-      this.#webhooks.load(),
-      this.#audit.load(),
+      ...(may("view") ? [this.#webhooks.load(), this.#audit.load()] : []),
     ]);
-    show(this.#usage, usageChart(days.data, DAYS));
     const rows = tenants.data.sort((a, b) => b.total_tokens - a.total_tokens).slice(0, MOST_SHOWN);
     show(
       this.#totals,
@@ -70,6 +75,7 @@ export class EverybodyView {
 
   /** What changes by the second. */
   async tick() {
+    if (!may("view")) return this.#budgets.load().then(() => NOT_SEEN);
     const [engine] = await Promise.all([this.#api.get("/engine"), this.#budgets.load(), this.#fleet.load(), this.#streams.load(), this.#webhooks.tick()]);
     const { stats } = engine;
     const used = stats.num_total_blocks - stats.num_free_blocks;

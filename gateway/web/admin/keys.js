@@ -1,8 +1,10 @@
 /** The keys of a tenant: made, replaced and revoked here; a new one's text is shown once. */
 
 import { attempted, button, card, confirmed, element, redraw, reveal, table, time } from "./elements.js";
+import { may } from "./roles.js";
 
-const SCOPES = ["chat", "responses", "usage", "admin"];
+const SCOPES = ["chat", "responses", "usage"];
+const ROLES = ["billing", "view", "admin", "owner"]; // of all tenants: an owner hands them out
 const GRACE_S = 24 * 3600;
 
 export function keysCard(api, tenantId, projects) {
@@ -13,12 +15,13 @@ export function keysCard(api, tenantId, projects) {
 
   function form() {
     const name = element("input", { name: "name", value: "default", required: true, maxlength: 200 });
-    const scope = element("select", { name: "scope" }, SCOPES.map((one) => element("option", {}, one)));
+    const scope = element("select", { name: "scope" }, [...SCOPES, ...(may("owner") ? ROLES : [])].map((one) => element("option", {}, one)));
     const project = element(
       "select",
       { name: "project" },
       projects.map((one) => element("option", { value: one.id, selected: one.is_default }, one.name)),
     );
+    const user = element("input", { name: "user", maxlength: 200, placeholder: "nobody's" });
     const days = element("input", { name: "days", type: "number", min: 1, max: 36500, placeholder: "never" });
     return element(
       "form",
@@ -29,6 +32,7 @@ export function keysCard(api, tenantId, projects) {
         element("label", {}, "Name", name),
         element("label", {}, "Scope", scope),
         element("label", {}, "Project", project),
+        element("label", {}, "User", user),
         element("label", {}, "Ends in days", days),
       ),
       element(
@@ -42,10 +46,10 @@ export function keysCard(api, tenantId, projects) {
 
   async function submit(event) {
     event.preventDefault();
-    const { name, scope, project, days } = event.target.elements;
+    const { name, scope, project, user, days } = event.target.elements;
     const expires_at = days.value ? Math.floor(Date.now() / 1000) + days.valueAsNumber * 86_400 : null;
     await attempt(async () => {
-      const body = { name: name.value, scopes: [scope.value], project_id: project.value, expires_at };
+      const body = { name: name.value, scopes: [scope.value], project_id: project.value, expires_at, user_name: user.value.trim() || null };
       reveal((await api.post(`/tenants/${tenantId}/keys`, body)).key, "key");
     });
   }
@@ -81,6 +85,7 @@ export function keysCard(api, tenantId, projects) {
           element("code", {}, key.public_id),
           key.name,
           names.get(key.project_id) ?? "",
+          key.user_name ?? "",
           key.scopes.join(", "),
           state.text,
           time(key.last_used_at),
@@ -88,7 +93,7 @@ export function keysCard(api, tenantId, projects) {
         ],
       };
     });
-    const columns = ["Key", "Name", "Project", "Scopes", "State", "Last used", ""];
+    const columns = ["Key", "Name", "Project", "User", "Scopes", "State", "Last used", ""];
     redraw(list, table(columns, rows, "No keys yet."));
   }
 

@@ -5,6 +5,7 @@ import { installTheme } from "../js/theme.js";
 import { Api, ApiError } from "./api.js";
 import { element } from "./elements.js";
 import { EverybodyView } from "./everybody.js";
+import { setRole } from "./roles.js";
 import { TenantView } from "./tenant.js";
 
 const TICK_MS = 2000;
@@ -24,6 +25,7 @@ let numChoices = 0;
 
 const key = new ApiKey(() => {
   isAdmitted = isStale = true; // until the server says otherwise
+  setRole(key.scopes);
   say("connecting", "Connecting");
   tick();
 });

@@ -94,7 +94,7 @@ export function webhooksCard(api, tenantId) {
             "div",
             { class: "actions" },
             button("Test", () => test(webhook)),
-            button("Deliveries", () => choose(webhook)),
+            button("Deliveries", () => choose(webhook), "look"),
             button("Replace secret", () => rotate(webhook)),
             isOn ? button("Disable", () => disable(webhook, true)) : button("Enable", () => disable(webhook, false)),
             button("Delete", () => remove(webhook), "danger"),

@@ -2,6 +2,7 @@
  * Who the reader is: signed in with an API key, from the address's fragment or typed, or at a provider.
  * Either way the server keeps a cookie in the browser that no script can read, for all tabs.
  */
+import { store, stored } from "./elements.js";
 
 export class ApiKey {
   #dialog = document.getElementById("key-dialog");
@@ -13,6 +14,8 @@ export class ApiKey {
   #onKey;
   #name = null; // of who has signed in
   #isKept = false; // whether the server keeps what is said
+  #id = null; // what the server calls them
+  #scopes = [];
 
   /** @param {(isKept: boolean) => void} onKey called whenever somebody has signed in */
   constructor(onKey) {
@@ -37,7 +40,7 @@ export class ApiKey {
     if (this.#takeFromAddress()) return;
     if (await this.check()) {
       if (this.#dialog.open) this.#dialog.close();
-      this.#onKey(this.#isKept);
+      this.#begin();
     }
   }
 
@@ -65,8 +68,26 @@ export class ApiKey {
     this.#input.focus();
   }
 
-  #isSignedIn({ name, keeps_conversations: isKept = false, is_offered: isOffered }) {
+  /** What they may do; empty while the server has not said so. */
+  get scopes() {
+    return this.#scopes;
+  }
+
+  /** What this tab has belongs to who wrote it: another one begins with an empty page. */
+  #begin() {
+    if (this.#id !== null) {
+      const owner = `sluice.owner ${this.#page}`;
+      const earlier = stored(owner);
+      if (earlier !== null && earlier !== this.#id) return forget();
+      store(owner, this.#id);
+    }
+    this.#onKey(this.#isKept);
+  }
+
+  #isSignedIn({ name, id, scopes = [], keeps_conversations: isKept = false, is_offered: isOffered }) {
     this.#name = name;
+    this.#id = id ?? null;
+    this.#scopes = scopes;
     this.#isKept = isKept;
     this.#signIn.textContent = this.known ? `Sign out ${name}` : "Sign in";
     this.#signIn.hidden = !this.known && !isOffered;
@@ -104,7 +125,7 @@ export class ApiKey {
     this.#isSignedIn(answer);
     if (this.#dialog.open) this.#dialog.close();
     this.#otherTabs.postMessage("signed in");
-    this.#onKey(this.#isKept);
+    this.#begin();
   }
 }
 
@@ -112,5 +133,6 @@ export class ApiKey {
 function forget() {
   dispatchEvent(new Event("signed-out"));
   sessionStorage.clear();
+  history.replaceState(null, "", location.pathname + location.search); // It may name a conversation.
   location.reload();
 }

@@ -1,5 +1,5 @@
 /** A block of code with its language and a copy button. */
-import { copyButton } from "./buttons.js";
+import { copyButton } from "./copy_button.js";
 import { highlight } from "./highlight.js";
 
 export function codeBlock(text, language) {

@@ -1,12 +1,14 @@
 /** The message field with its two gates: send and stop. */
 
 const DRAFT = "sluice.draft";
+const MAX_FILE_BYTES = 200_000;
 
 export class Composer {
   #form = document.getElementById("composer");
   #field = document.getElementById("prompt");
   #send = document.getElementById("send");
   #stop = document.getElementById("stop");
+  #trouble = document.getElementById("composer-trouble");
   #busy = false;
 
   /** @param {{onSend: (text: string) => void, onStop: () => void}} actions */
@@ -26,6 +28,7 @@ export class Composer {
       this.#form.requestSubmit();
     });
     this.#field.addEventListener("input", () => this.#changed());
+    this.#field.addEventListener("paste", (event) => this.#pasted(event));
     this.#stop.addEventListener("click", onStop);
     addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.#busy && !document.querySelector("dialog[open]")) onStop();
@@ -55,8 +58,30 @@ export class Composer {
     this.focus();
   }
 
+  /** Texts of files are put where one writes; nothing else can be sent. */
+  async #pasted(event) {
+    const files = [...event.clipboardData.files];
+    if (!files.length) return;
+    event.preventDefault();
+    for (const file of files) {
+      if (file.type.startsWith("image/")) return this.#say("The models here see no pictures: write what is in it, or paste its text.");
+      const text = file.size > MAX_FILE_BYTES ? null : await file.text();
+      if (text === null || text.includes("\0")) {
+        return this.#say(`${file.name} is no text of at most ${MAX_FILE_BYTES.toLocaleString("en")} bytes.`);
+      }
+      this.#field.setRangeText(`${file.name}:\n\`\`\`\n${text.trimEnd()}\n\`\`\`\n`, this.#field.selectionStart, this.#field.selectionEnd, "end");
+      this.#changed();
+    }
+  }
+
+  #say(words) {
+    this.#trouble.textContent = words;
+    this.#trouble.hidden = !words;
+  }
+
   /** What is written and not sent outlasts a reload. */
   #changed() {
+    this.#say("");
     this.#fit();
     try {
       sessionStorage.setItem(DRAFT, this.#field.value);

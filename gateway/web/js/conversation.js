@@ -2,12 +2,14 @@
  * A conversation: a tree of messages, of which one line is shown and goes on. Every edit of a question
  * and every further answer stands beside the earlier ones.
  *
- * A message is `{role: "user", content}` or `{role: "assistant", content, reasoning, toolCalls, usage,
+ * A message is `{role: "user", content}`, with the `results` of tools if it is their answer, or `{role: "assistant", content, reasoning, toolCalls, usage,
  * seconds, finishReason, fault}`, with its `key`, the key of its `parent` (null: it begins the
  * conversation) and, once the server keeps it, its `itemId` there. An assistant message with neither
  * finishReason nor fault is being written. Then it has `begun`, the time, and `place`, where its stream
  * is read. The one that is shown is also in this tab's session storage, so that a reload goes on.
  */
+
+import { store, stored } from "./elements.js";
 
 const STORAGE_KEY = "sluice.conversation";
 const SAVE_EVERY_MS = 500;
@@ -31,12 +33,8 @@ export class Conversation {
 
   static load() {
     let conversation = new Conversation();
-    try {
-      const stored = JSON.parse(sessionStorage.getItem(STORAGE_KEY));
-      if (Array.isArray(stored?.nodes)) conversation = new Conversation(stored);
-    } catch {
-      // Not ours or cut short: start over.
-    }
+    const kept = stored(STORAGE_KEY);
+    if (Array.isArray(kept?.nodes)) conversation = new Conversation(kept);
     const last = conversation.unfinished;
     if (last && !last.place?.streamId) {
       last.fault = { message: "The page was left before this answer began." };
@@ -91,11 +89,7 @@ export class Conversation {
     clearTimeout(this.#saving);
     this.#saving = null;
     if (Conversation.#shown !== this) return;
-    try {
-      sessionStorage.setItem(STORAGE_KEY, JSON.stringify(this));
-    } catch {
-      // Full or blocked storage costs the memory over a reload, not the conversation.
-    }
+    store(STORAGE_KEY, this);
   }
 
   /** Ask in the place of an earlier question, or at the end. Returns the answer, yet empty. */
@@ -103,6 +97,12 @@ export class Conversation {
     this.metadata.title ??= content.trim().split("\n")[0].slice(0, TITLE_CHARS);
     const question = this.#add({ role: "user", content }, earlier ? earlier.parent : this.leaf);
     return this.answer(question);
+  }
+
+  /** Go on with what tools have answered. Returns the answer, yet empty. */
+  give(results, message) {
+    const content = results.map((result) => result.content).join("\n\n");
+    return this.answer(this.#add({ role: "user", content, results }, message.key));
   }
 
   /** Go back to before the last question. Returns its text. */
@@ -129,7 +129,8 @@ export class Conversation {
 
   /** The messages as the server wants them: all before the answer being written. */
   history() {
-    return this.messages.slice(0, -1).flatMap(({ role, content, toolCalls }) => {
+    return this.messages.slice(0, -1).flatMap(({ role, content, toolCalls, results }) => {
+      if (results) return results.map(({ id, content: text }) => ({ role: "tool", tool_call_id: id, content: text }));
       if (role === "user") return [{ role, content }];
       if (toolCalls.length) return [{ role, content: content || null, tool_calls: toolCalls }];
       return content ? [{ role, content }] : [];

@@ -5,7 +5,6 @@
 import { Conversation, isNothing } from "./conversation.js";
 
 const PAGE = 100;
-const FORMAT = "sluice.conversation/1";
 
 export class NotKept extends Error {}
 
@@ -38,7 +37,7 @@ export class Kept {
   }
 
   async open(id) {
-    const { metadata } = await request("GET", `/${encodeURIComponent(id)}`);
+    const metadata = await this.metadata(id);
     const nodes = [];
     for (let page, after; page?.has_more ?? true; after = page.last_id) {
       const query = { order: "asc", limit: PAGE, ...(after && { after }) };
@@ -46,6 +45,10 @@ export class Kept {
       for (const item of page.data) if (item.type === "message") nodes.push(fromItem(item, nodes.at(-1)));
     }
     return new Conversation({ id, metadata, nodes, leaf: nodes.at(-1)?.key ?? null });
+  }
+
+  async metadata(id) {
+    return (await request("GET", `/${encodeURIComponent(id)}`)).metadata;
   }
 
   async change(id, metadata) {
@@ -100,14 +103,17 @@ function fromItem({ id, role, content, parent_id: parentId, client_data: data },
   return message({ ...data, role, content: text, key: id, parent, itemId: id });
 }
 
-const details = ({ reasoning, toolCalls, usage, seconds, firstSeconds, finishReason, fault, model }) =>
-  ({ reasoning, toolCalls, usage, seconds, firstSeconds, finishReason, fault, model });
+export const details = ({ reasoning, toolCalls, usage, seconds, firstSeconds, finishReason, fault, model, results }) =>
+  ({ reasoning, toolCalls, usage, seconds, firstSeconds, finishReason, fault, model, results });
 
 /** A message with no more than what the page shows, each field of its kind: others may have written it. */
-function message({ key, parent, itemId, role, content, ...rest }) {
+export function message({ key, parent, itemId, role, content, ...rest }) {
   const base = { key: String(key), parent: parent === null ? null : String(parent), content: String(content) };
   if (itemId) base.itemId = itemId;
-  if (role !== "assistant") return { ...base, role: "user" };
+  if (role !== "assistant") {
+    const results = Array.isArray(rest.results) ? rest.results.filter(({ id, content } = {}) => [id, content].every((text) => typeof text === "string")) : [];
+    return { ...base, role: "user", ...(results.length && { results: results.map(({ id, content }) => ({ id, content })) }) };
+  }
   const { reasoning, toolCalls, usage, seconds, firstSeconds, finishReason, fault, model } = rest;
   const calls = Array.isArray(toolCalls) ? toolCalls.filter((call) => typeof call?.function?.name === "string") : [];
   return {
@@ -121,41 +127,4 @@ function message({ key, parent, itemId, role, content, ...rest }) {
     ...(typeof firstSeconds === "number" && { firstSeconds }),
     ...(typeof fault?.message === "string" ? { fault } : { finishReason: String(finishReason ?? "stop") }),
   };
-}
-
-/** A conversation as JSON that `imported` takes. */
-export function asJson({ metadata, nodes, leaf }) {
-  const messages = nodes.map((node) => ({
-    id: node.key, parent_id: node.parent, role: node.role, content: node.content, ...details(node),
-  }));
-  return JSON.stringify({ format: FORMAT, title: metadata.title ?? "", current: leaf, messages }, null, 2);
-}
-
-/** The line that is shown, as Markdown. */
-export function asMarkdown({ metadata, messages }) {
-  const parts = messages.map(({ role, content }) => `## ${role === "user" ? "Question" : "Answer"}\n\n${content.trim()}`);
-  return [`# ${metadata.title ?? "Conversation"}`, ...parts].join("\n\n") + "\n";
-}
-
-/** The conversation in a text that `asJson` made. Raises `NotKept` with words for the reader. */
-export function imported(text) {
-  let given = null;
-  try {
-    given = JSON.parse(text);
-  } catch {
-    // Said below.
-  }
-  if (given?.format !== FORMAT || !Array.isArray(given.messages)) {
-    throw new NotKept(`This is no conversation that was exported here as JSON: its "format" is not "${FORMAT}".`);
-  }
-  const nodes = [];
-  for (const { id, parent_id: parent, ...rest } of given.messages) {
-    const isKnown = parent === null || nodes.some(({ key }) => key === parent);
-    if (typeof id !== "string" || typeof rest.content !== "string" || !isKnown || nodes.some(({ key }) => key === id)) {
-      throw new NotKept(`Message ${nodes.length + 1} of the file has no id of its own, no content, or a parent_id that is not before it.`);
-    }
-    nodes.push(message({ ...rest, key: id, parent }));
-  }
-  const leaf = nodes.some(({ key }) => key === given.current) ? given.current : (nodes.at(-1)?.key ?? null);
-  return new Conversation({ metadata: { title: String(given.title).slice(0, 200) }, nodes, leaf });
 }

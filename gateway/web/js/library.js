@@ -1,6 +1,7 @@
 /** The list of the conversations that are kept: search, rename, pin, export, import, delete. */
-import { button } from "./buttons.js";
-import { asJson, asMarkdown, imported, NotKept } from "./kept.js";
+import { button, download } from "./elements.js";
+import { asJson, asMarkdown, imported } from "./files.js";
+import { NotKept } from "./kept.js";
 
 const SEARCH_AFTER_MS = 200;
 const DAY_MS = 86_400_000;
@@ -149,18 +150,23 @@ export class Library {
     const { id } = this.#edited;
     this.#guarded(async () => {
       const conversation = await this.#kept.open(id);
-      const link = document.createElement("a");
-      link.href = URL.createObjectURL(new Blob([write(conversation)], { type }));
-      link.download = `${(conversation.metadata.title || "conversation").replace(/[^\p{L}\p{N} _-]+/gu, "").slice(0, 60).trim() || "conversation"}.${ending}`;
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+      const name = (conversation.metadata.title ?? "").replace(/[^\p{L}\p{N} _-]+/gu, "").slice(0, 60).trim();
+      download(`${name || "conversation"}.${ending}`, type, write(conversation));
     });
   }
 
   #import(field) {
     const [file] = field.files;
     field.value = "";
-    if (file) this.#guarded(async () => this.#actions.onOpen(imported(await file.text())));
+    if (!file) return;
+    this.#guarded(async () => {
+      const found = imported(await file.text());
+      for (const [place, conversation] of found.slice(1).entries()) {
+        this.say(`Importing ${place + 1} of ${found.length}`);
+        await this.#kept.save(conversation);
+      }
+      if (found.length) this.#actions.onOpen(found[0]);
+    });
   }
 
   async #guarded(work) {

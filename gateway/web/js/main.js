@@ -12,6 +12,7 @@ import { Settings } from "./settings.js";
 import { installShortcuts } from "./shortcuts.js";
 import { ChatSocket } from "./socket.js";
 import { installTheme } from "./theme.js";
+import { Titles } from "./titles.js";
 import { Transcript } from "./transcript.js";
 import { Turn } from "./turn.js";
 
@@ -23,6 +24,7 @@ socketUrl.hash = "";
 
 let conversation = Conversation.load();
 const kept = new Kept();
+const titles = new Titles(kept);
 const library = new Library(kept, { onOpen: opened, onDeleted: deleted });
 const socket = new ChatSocket(socketUrl.href);
 const apiKey = new ApiKey((isKept) => {
@@ -37,13 +39,16 @@ const linkState = new LinkState();
 const settings = new Settings();
 const modelChoice = new ModelChoice(byId("model"), byId("models"));
 const transcript = new Transcript(byId("transcript"), {
-  onAgain: (message) => again(message),
+  onAgain: (message, model) => again(message, "", model),
+  onResults: (message, results) => turn || goOn(conversation.give(results, message)),
+  otherModels: (model) => modelChoice.all.filter((name) => name !== model),
   onContinue: (message) => again(message, message.content),
   onTakeBack: takeBack,
   onEdit: (message, text) => turn || ask(text, message),
   onChoose: choose,
   onNewChat: newChat,
   siblings: (message) => conversation.siblings(message),
+  isLast: (message) => conversation.leaf === message.key,
 });
 let turn = null; // the one being answered
 
@@ -66,17 +71,20 @@ socket.onMessage = (message) => {
 };
 
 function ask(text, earlier = null) {
-  const message = conversation.ask(text, earlier);
+  goOn(conversation.ask(text, earlier));
+}
+
+function goOn(message) {
   showLine(message);
   answer(message);
 }
 
 /** Answer a question once more, or go on with an answer that was cut. */
-function again({ parent }, begun = "") {
+function again({ parent }, begun = "", model = undefined) {
   if (turn) return;
   const message = conversation.answer(conversation.find(parent), begun);
   showLine(message);
-  answer(message, begun);
+  answer(message, begun, model);
   composer.focus();
 }
 
@@ -153,6 +161,10 @@ async function keep() {
   library.mark(current.id);
 }
 
+async function named(current) {
+  if (await titles.make(current, modelChoice.chosen).catch(() => false)) await library.refresh();
+}
+
 /** Another tab has changed a conversation. */
 async function changedElsewhere(id) {
   library.refresh();
@@ -174,13 +186,13 @@ async function changedElsewhere(id) {
   follower.grown();
 }
 
-function answer(message, begun = "") {
+function answer(message, begun = "", model = modelChoice.chosen) {
   const view = transcript.add(message);
   keep(); // the question
   const messages = [...settings.messages, ...conversation.history()];
   const goesOn = begun ? { continue_final_message: true } : {};
   if (begun) messages.push({ role: "assistant", content: begun });
-  read(new Turn(socket, message, { model: modelChoice.chosen, messages, ...settings.fields, ...goesOn }), view);
+  read(new Turn(socket, message, { model, messages, ...settings.fields, ...goesOn }), view);
   if (apiKey.known) turn.begin();
   else {
     turn.fail("There is no API key yet.");
@@ -210,7 +222,7 @@ function read(next, view) {
     turn = null;
     composer.setBusy(false);
     redraw.now();
-    keep();
+    keep().then(() => named(conversation));
     byId("announcer").textContent = view.spoken;
   };
   composer.setBusy(true);

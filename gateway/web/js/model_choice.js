@@ -1,5 +1,7 @@
 /** Which model answers: its name, or a choice where the key may use several. */
 
+import { store, stored } from "./elements.js";
+
 const STORAGE_KEY = "sluice.model";
 
 export class ModelChoice {
@@ -10,12 +12,13 @@ export class ModelChoice {
     this.#name = name;
     this.#select = select;
     select.addEventListener("change", () => {
-      try {
-        sessionStorage.setItem(STORAGE_KEY, select.value);
-      } catch {
-        // Storage is blocked: the choice lasts as long as the page.
-      }
+      store(STORAGE_KEY, select.value);
     });
+  }
+
+  /** All models that may be asked. */
+  get all() {
+    return [...this.#select.options].map(({ value }) => value);
   }
 
   /** The model to ask; undefined leaves it to the server. */
@@ -25,19 +28,11 @@ export class ModelChoice {
 
   /** @param {string[]} models the first is the one that answers unless another was chosen */
   show(models) {
-    const chosen = this.chosen ?? stored();
+    const chosen = this.chosen ?? stored(STORAGE_KEY);
     this.#select.replaceChildren(...models.map((model) => new Option(model)));
     if (models.includes(chosen)) this.#select.value = chosen;
     this.#select.hidden = models.length < 2;
     this.#name.textContent = models[0] ?? "";
     this.#name.hidden = models.length !== 1;
-  }
-}
-
-function stored() {
-  try {
-    return sessionStorage.getItem(STORAGE_KEY);
-  } catch {
-    return null;
   }
 }

@@ -17,6 +17,29 @@ export function schemaFault(text) {
   return faultIn(schema, "", schema);
 }
 
+/** What is wrong with the text of tools: a function or a list of them, as in a request or without its wrapping. */
+export function toolsFault(text) {
+  let tools = [];
+  try {
+    tools = toolsOf(text);
+  } catch (error) {
+    return `This is no JSON: ${error.message}`;
+  }
+  for (const [place, tool] of tools.entries()) {
+    const at = tools.length > 1 ? `Tool ${place + 1}` : "The tool";
+    const { name, parameters = {} } = tool?.function ?? {};
+    if (!/^[\w-]{1,64}$/.test(name ?? "")) return `${at} needs a "name" of letters, digits, _ and -: {"name": "get_weather", "parameters": {…}}`;
+    const fault = isObject(parameters) ? faultIn(parameters, "", parameters) : "its parameters must be a schema.";
+    if (fault) return `${at}, ${name}: ${fault}`;
+  }
+  return tools.length ? "" : "The list has no tool.";
+}
+
+/** The tools in a text that has no fault, as requests have them. */
+export function toolsOf(text) {
+  return [JSON.parse(text)].flat().map((tool) => (tool?.type === "function" && tool.function ? tool : { type: "function", function: tool }));
+}
+
 function faultIn(schema, path, root) {
   const at = path || "The schema";
   if (typeof schema === "boolean") return "";

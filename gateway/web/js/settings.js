@@ -2,7 +2,8 @@
  * What the reader has set for the answers to come: kept in this tab, and as presets in this browser
  * until somebody signs out.
  */
-import { schemaFault } from "./schema_check.js";
+import { store, stored } from "./elements.js";
+import { schemaFault, toolsFault, toolsOf } from "./schema_check.js";
 
 const CURRENT = "sluice.settings";
 const PRESETS = "sluice.presets";
@@ -14,14 +15,15 @@ export class Settings {
   #form = byId("settings-form");
   #presets = byId("presets");
   #schema = byId("setting-schema");
-  #values = stored(sessionStorage, CURRENT);
+  #tools = byId("setting-tools");
+  #values = saved(sessionStorage, CURRENT);
 
   constructor() {
     byId("settings").addEventListener("click", () => this.open());
     this.#form.addEventListener("input", () => this.#check());
     this.#form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (!this.#check()) return this.#schema.focus();
+      if (!this.#check()) return this.#form.querySelector("[aria-invalid=true]").focus();
       this.#use(this.#read());
       this.#dialog.close();
     });
@@ -33,7 +35,7 @@ export class Settings {
     byId("preset-save").addEventListener("click", () => this.#savePreset());
     byId("preset-delete").addEventListener("click", () => this.#deletePreset());
     this.#presets.addEventListener("change", () => {
-      this.#write(stored(localStorage, PRESETS)[this.#presets.value] ?? {});
+      this.#write(saved(localStorage, PRESETS)[this.#presets.value] ?? {});
       byId("preset-name").value = this.#presets.value;
       this.#check();
     });
@@ -55,10 +57,11 @@ export class Settings {
 
   /** The other fields of a request. */
   get fields() {
-    const { format, schema, stop, logprobs, ...values } = this.#values;
+    const { format, schema, tools, stop, logprobs, ...values } = this.#values;
     const fields = Object.fromEntries(NUMBERS.filter((name) => name in values).map((name) => [name, values[name]]));
     if (stop) fields.stop = stop.split("\n");
     if (logprobs) Object.assign(fields, { logprobs: true, top_logprobs: 5 });
+    if (tools) fields.tools = toolsOf(tools);
     if (format === "json_object") fields.response_format = { type: format };
     if (format === "json_schema") {
       fields.response_format = { type: format, json_schema: { name: "answer", schema: JSON.parse(schema), strict: true } };
@@ -68,11 +71,7 @@ export class Settings {
 
   #use(values) {
     this.#values = values;
-    try {
-      sessionStorage.setItem(CURRENT, JSON.stringify(values));
-    } catch {
-      // Storage is blocked: they last as long as the page.
-    }
+    store(CURRENT, values);
     this.#mark();
   }
 
@@ -86,10 +85,15 @@ export class Settings {
   #check() {
     const isSchema = this.#form.elements.format.value === "json_schema";
     byId("setting-schema-row").hidden = !isSchema;
-    const fault = isSchema ? schemaFault(this.#schema.value) : "";
-    byId("schema-fault").textContent = fault || (isSchema ? "The schema is well formed." : "");
-    byId("schema-fault").dataset.state = fault ? "bad" : "good";
-    this.#schema.setAttribute("aria-invalid", String(Boolean(fault)));
+    const isGood = this.#say("schema-fault", this.#schema, isSchema ? schemaFault(this.#schema.value) : "", isSchema && "The schema is well formed.");
+    const tools = this.#tools.value.trim();
+    return this.#say("tools-fault", this.#tools, tools ? toolsFault(tools) : "", tools && "The tools are well formed.") && isGood;
+  }
+
+  #say(id, field, fault, good) {
+    byId(id).textContent = fault || good || "";
+    byId(id).dataset.state = fault ? "bad" : "good";
+    field.setAttribute("aria-invalid", String(Boolean(fault)));
     return !fault;
   }
 
@@ -97,7 +101,7 @@ export class Settings {
     const { elements } = this.#form;
     const values = {};
     for (const name of NUMBERS) if (elements[name].value !== "") values[name] = Number(elements[name].value);
-    for (const name of ["system", "stop"]) if (elements[name].value.trim()) values[name] = elements[name].value;
+    for (const name of ["system", "stop", "tools"]) if (elements[name].value.trim()) values[name] = elements[name].value;
     if (elements.format.value) values.format = elements.format.value;
     if (values.format === "json_schema") values.schema = elements.schema.value;
     if (elements.logprobs.checked) values.logprobs = true;
@@ -106,36 +110,33 @@ export class Settings {
 
   #write(values) {
     const { elements } = this.#form;
-    for (const name of [...NUMBERS, "system", "stop", "format"]) elements[name].value = values[name] ?? "";
+    for (const name of [...NUMBERS, "system", "stop", "tools", "format"]) elements[name].value = values[name] ?? "";
     elements.schema.value = values.schema ?? '{\n  "type": "object",\n  "properties": {},\n  "required": [],\n  "additionalProperties": false\n}';
     elements.logprobs.checked = Boolean(values.logprobs);
   }
 
   #listPresets() {
-    const names = Object.keys(stored(localStorage, PRESETS)).sort();
+    const names = Object.keys(saved(localStorage, PRESETS)).sort();
     this.#presets.replaceChildren(new Option("Presets", ""), ...names.map((name) => new Option(name)));
   }
 
   #savePreset() {
     const name = byId("preset-name").value.trim();
     if (!name || !this.#form.reportValidity() || !this.#check()) return byId("preset-name").focus();
-    localStorage.setItem(PRESETS, JSON.stringify({ ...stored(localStorage, PRESETS), [name]: this.#read() }));
+    localStorage.setItem(PRESETS, JSON.stringify({ ...saved(localStorage, PRESETS), [name]: this.#read() }));
     this.#listPresets();
     this.#presets.value = name;
   }
 
   #deletePreset() {
-    const { [this.#presets.value]: gone, ...others } = stored(localStorage, PRESETS);
+    const { [this.#presets.value]: gone, ...others } = saved(localStorage, PRESETS);
     localStorage.setItem(PRESETS, JSON.stringify(others));
     this.#listPresets();
   }
 }
 
-function stored(storage, key) {
-  try {
-    const found = JSON.parse(storage.getItem(key));
-    return found !== null && typeof found === "object" && !Array.isArray(found) ? found : {};
-  } catch {
-    return {};
-  }
+/** An object that was stored. */
+function saved(storage, name) {
+  const found = stored(name, storage);
+  return found !== null && typeof found === "object" && !Array.isArray(found) ? found : {};
 }

@@ -1,4 +1,5 @@
-/** A tool call as a small card: its name, and its arguments as they arrive. */
+/** A tool call as a small card: its name, and its arguments as they arrive; and a form for what tools answer. */
+import { element } from "./elements.js";
 
 export function toolCard({ function: { name, arguments: text } }) {
   const title = document.createElement("div");
@@ -38,4 +39,15 @@ function parseObject(text) {
   } catch {
     return null;
   }
+}
+
+/** @param {(results: {id: string, content: string}[]) => void} onResults */
+export function resultsForm(calls, onResults) {
+  const fields = calls.map(({ id, function: { name } }) => ({ id, name, field: element("textarea", { rows: 2, dir: "auto", required: true }) }));
+  const onsubmit = (event) => {
+    event.preventDefault();
+    onResults(fields.map(({ id, field }) => ({ id, content: field.value })));
+  };
+  const labels = fields.map(({ name, field }) => element("label", {}, `What ${name} answers`, field));
+  return element("form", { class: "results", onsubmit }, labels, element("button", { type: "submit" }, "Give it to the model"));
 }

@@ -1,9 +1,10 @@
 /** The conversation on the page: one list item per message, the last answer updated in place. */
-import { button, copyButton } from "./buttons.js";
+import { copyButton } from "./copy_button.js";
+import { button, element } from "./elements.js";
 import { heatMap } from "./heat_map.js";
 import { MarkdownView } from "./markdown.js";
 import { Reasoning } from "./reasoning.js";
-import { toolCard } from "./tool_card.js";
+import { resultsForm, toolCard } from "./tool_card.js";
 
 const REASONS = {
   stop: "finished",
@@ -21,8 +22,9 @@ export class Transcript {
 
   /**
    * @param {HTMLElement} list
-   * @param {{onAgain, onContinue, onTakeBack, onEdit, onChoose, onNewChat: Function}} actions what the
-   *   reader may do, each with the message; `siblings` has those that stand in its place
+   * @param {{onAgain, onContinue, onResults, onTakeBack, onEdit, onChoose, onNewChat: Function}} actions
+   *   what the reader may do, each with the message; `siblings` has those that stand in its place,
+   *   `otherModels` what else could answer, `isLast` whether nothing follows it
    */
   constructor(list, actions) {
     this.#list = list;
@@ -55,7 +57,7 @@ export class Transcript {
     const copy = copyButton(message.content);
     const tools = document.createElement("div");
     tools.className = "question-tools";
-    tools.append(...choices(message, this.#actions), copy, edit);
+    tools.append(...choices(message, this.#actions), copy, ...(message.results ? [] : [edit]));
     item.replaceChildren(speaker("user"), ...question(message.content), tools);
   }
 
@@ -163,7 +165,35 @@ class AnswerView {
       meta.append(button("Continue", () => this.#actions.onContinue(this.#message)));
     }
     meta.append(button("Ask again", () => this.#actions.onAgain(this.#message)));
+    const others = this.#actions.otherModels(this.#message.model);
+    if (others.length) meta.append(this.#otherModel(others));
+    const beside = this.#actions.siblings(this.#message);
+    if (beside.length > 1) meta.append(button("Side by side", () => this.#compare(beside)));
+    if (toolCalls.length && this.#actions.isLast(this.#message)) {
+      this.#cards.append(resultsForm(toolCalls, (results) => this.#actions.onResults(this.#message, results)));
+    }
     return meta;
+  }
+
+  /** Asks another model the same. */
+  #otherModel(names) {
+    const onchange = ({ target }) => target.value && this.#actions.onAgain(this.#message, target.value);
+    const options = ["", ...names].map((value) => element("option", { value }, value || "Ask another model"));
+    return element("select", { "aria-label": "Ask another model", onchange }, options);
+  }
+
+  /** All answers in one place, beside each other, until it is pressed once more. */
+  #compare(messages) {
+    const shown = this.#item.querySelector(".compared");
+    this.#prose.hidden = !shown;
+    if (shown) return shown.remove();
+    const columns = messages.map(({ model, content, seconds, usage }) => {
+      const prose = element("div", { class: "prose", dir: "auto" });
+      new MarkdownView(prose).finish(content);
+      const figures = usage ? `, ${usage.completion_tokens} tokens in ${duration(seconds)}` : "";
+      return element("section", { "aria-label": model ?? "Answer" }, element("h3", {}, `${model ?? "Answer"}${figures}`), prose);
+    });
+    this.#prose.after(element("div", { class: "compared" }, columns));
   }
 
   #toggleHeat() {

@@ -13,6 +13,8 @@ import pytest
 from playwright.sync_api import expect
 
 from gateway.version import version
+from tenants.access import ROLES
+from tenants.errors import ObjectNotFound
 from tenants.limits import Limits
 from tests.conftest import PATIENCE_MS
 from tests.gateway.engine_double import Play
@@ -251,12 +253,30 @@ def test_usage_is_drawn_by_the_day(open_admin: Callable[..., Page], site: Site) 
         "aria-label",
         "Usage of 30 days: 3 requests, 1,800 prompt tokens, 1,800 generated tokens",
     )
-    bars = chart.locator("rect.prompt")
+    bars = chart.locator("rect.series-0")
     heights = bars.evaluate_all("bars => bars.map((bar) => Number(bar.getAttribute('height')))")
     assert len(heights) == 30
     assert heights[29] > heights[21] > heights[28] > 0
     assert sum(height > 0 for height in heights) == 3
     assert heights[29] == pytest.approx(3 * heights[28])
+    usage = section(page, "Usage")
+    chart.locator("g.day").nth(28).hover()
+    yesterday = (now - timedelta(days=1)).strftime("%Y-%m-%d")
+    expect(usage.locator(".legend")).to_have_text(
+        f"{yesterday}Prompt tokens: 300Generated tokens: 300"
+    )
+    with page.expect_download() as saved:
+        usage.get_by_role("button", name="Save as CSV").click()
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0].startswith("start,all,requests,prompt_tokens,cached_tokens")
+    assert [line.split(",")[3] for line in lines[1:]] == ["600", "300", "900"]
+    usage.get_by_label("By").select_option("key")
+    expect(usage.locator(".legend")).to_have_text(f"x ({'I' * 12})")
+    usage.get_by_label("From").fill(yesterday)
+    usage.get_by_label("Figure").select_option("requests")
+    expect(usage.locator("g.day")).to_have_count(48)
+    usage.get_by_label("Figure").select_option("cached")
+    expect(usage.locator("polyline")).to_have_count(1)
     expect(section(page, "Models").locator("tbody tr")).to_contain_text("1,800")
     page.locator("#everybody").click()
     totals = section(page, "Tenants of the last 30 days")
@@ -267,10 +287,10 @@ def test_usage_is_drawn_by_the_day(open_admin: Callable[..., Page], site: Site) 
 def test_the_axis_has_whole_tokens(admin: Page) -> None:
     labels = admin.evaluate(
         """async () => {
-          const { usageChart } = await import("/admin/chart.js");
-          const start_time = Math.floor(Date.now() / 86_400_000) * 86_400;
-          const day = { start_time, prompt_tokens: 400, completion_tokens: 307, requests: 1 };
-          const texts = usageChart([day], 30).querySelectorAll("text[text-anchor=end]");
+          const { chart } = await import("/admin/chart.js");
+          const series = [{ name: "a", values: [400] }, { name: "b", values: [307] }];
+          const drawn = chart({ series, times: [0], label: "", width: 640, isShare: false });
+          const texts = drawn.querySelectorAll("text[text-anchor=end]");
           return [...texts].map((text) => text.textContent);
         }"""
     )
@@ -377,6 +397,36 @@ def test_a_tenant_is_disabled_and_let_in_again(admin: Page, site: Site) -> None:
     admin.get_by_role("button", name="Enable").click()
     expect(admin.get_by_role("button", name="Disable")).to_be_visible()
     assert site.do(site.gateway.store.get_tenant(tenant.id)).disabled_at is None
+
+
+def test_each_role_sees_and_may_do_its_part(open_admin: Callable[..., Page], site: Site) -> None:
+    """And an owner lets conversations be kept for a time, and deletes a tenant."""
+    tenant = site.do(site.gateway.store.create_tenant("gone-soon"))
+    for rank, role in enumerate(ROLES):
+        page = open_admin(site.do(site.gateway.key(role)))
+        page.wait_for_selector("#link-state[data-state=open]")
+        expect(section(page, "Budgets")).to_be_visible()
+        expect(section(page, "Changes")).to_have_count(int(rank >= 1))
+        expect(page.locator("#new-tenant")).to_be_visible(visible=rank >= 2)
+        choose(page, "gone-soon")
+        expect(section(page, "Limits")).to_be_visible()
+        expect(page.get_by_role("button", name="Set limits")).to_be_visible(visible=rank >= 2)
+        expect(page.get_by_role("button", name="Disable")).to_be_visible(visible=rank >= 2)
+        handed = section(page, "Keys").locator("[name=scope] option[value=owner], option")
+        assert ("owner" in handed.all_text_contents()) == (rank == 3)
+        expect(page.get_by_role("button", name="Delete", exact=True)).to_have_count(int(rank == 3))
+    days = page.get_by_label("Days that conversations are kept")
+    days.fill("7")
+    page.locator("#conversation-days button").click()
+    expect(days).to_have_value("7")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("button", name="Delete it").click()
+    expect(page.locator(".view-title h2")).to_have_text("Everybody")
+    expect(page.locator(".tenant-link", has_text="gone-soon")).to_have_count(0)
+    with pytest.raises(ObjectNotFound):
+        site.do(site.gateway.store.get_tenant(tenant.id))
+    changes = site.do(site.gateway.store.list_audit(tenant.id))
+    assert any((entry.after or {}).get("conversation_days") == 7 for entry in changes)
 
 
 @pytest.mark.nightly

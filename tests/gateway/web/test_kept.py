@@ -221,3 +221,105 @@ def test_a_conversation_leaves_as_text_and_comes_back(page: Page, tmp_path: Path
         page.set_input_files("#library-import", tmp_path / "bad")
         expect(page.locator("#library-trouble")).to_be_visible()
         expect(page.locator(".turn.assistant .prose")).to_have_text(NASTY)
+
+
+def test_who_signs_in_next_finds_nothing_of_the_last_one(page: Page, site: Site) -> None:
+    talk(page, "My secret")
+    page.fill("#prompt", "half a secret")
+    tab = second_tab(page)
+    listed(tab).click()
+    expect(tab.locator(".turn")).to_have_count(2)
+
+    def sign_in(key: str) -> None:
+        page.click("#change-key")
+        page.fill("#key-input", key)
+        page.press("#key-input", "Enter")
+
+    first = page.evaluate("sessionStorage.getItem('sluice.owner /')")
+    key = site.do(site.gateway.key("chat"))
+    sign_in(key)
+    for one in (page, tab):
+        expect(one.locator(".turn")).to_have_count(0)
+        expect(one.locator("#prompt")).to_have_value("")
+        one.wait_for_selector("#link-state[data-state=open]")
+        assert "#chat=" not in one.url
+        assert "secret" not in one.evaluate("JSON.stringify({...sessionStorage})")
+        expect(listed(one)).to_have_count(0)
+    assert page.evaluate("sessionStorage.getItem('sluice.owner /')") != first
+    talk(page, "Mine")
+    sign_in(key)  # Once more the same: what is open stays.
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    expect(page.locator(".turn")).to_have_count(2)
+    tab.close()
+
+
+def test_the_model_names_a_conversation_behind_all_others(page: Page, site: Site) -> None:
+    named = '**"Foxes, and what they eat."**\nMore.'
+
+    def script(prompt: str) -> Play:
+        return Play(text=named if "Name this conversation" in prompt else "Mice.")
+
+    site.double.script = script
+    page.check("#titles")
+    talk(page, "What do foxes eat?", "And owls?")
+    expect(listed(page)).to_have_text(["Foxes, and what they eat"])
+    asked = [request.priority for request in site.double.requests[-3:]]
+    assert len(set(asked)) == 2
+    assert sum(priority == max(asked) for priority in asked) == 1
+    page.reload()
+    expect(listed(page)).to_have_text(["Foxes, and what they eat"])
+    page.uncheck("#titles")
+    page.click("#new-chat")
+    talk(page, "And bats?")
+    expect(listed(page)).to_have_text(["And bats?", "Foxes, and what they eat"])
+
+
+def exported(role: str, *parts: object, **more: object) -> dict[str, object]:
+    content = {"content_type": "text", "parts": [*parts]}
+    return {"author": {"role": role}, "content": content, **more}
+
+
+def test_conversations_come_from_chatgpt(page: Page, tmp_path: Path) -> None:
+    """As its export has them: with instructions, tools, pictures and answers beside each other."""
+    first = {
+        "root": {"message": None, "parent": None, "children": ["s"]},
+        "s": {"message": exported("system", ""), "parent": "root", "children": ["q"]},
+        "q": {"message": exported("user", f"Hi {NASTY}"), "parent": "s", "children": ["a", "b"]},
+        "a": {"message": exported("assistant", "One."), "parent": "q", "children": []},
+        "b": {
+            "message": exported("assistant", "search()", recipient="browser"),
+            "parent": "q",
+            "children": ["t"],
+        },
+        "t": {"message": exported("tool", "found"), "parent": "b", "children": ["c"]},
+        "c": {
+            "message": exported("assistant", "Two.", metadata={"model_slug": "gpt-4o"}),
+            "parent": "t",
+            "children": ["d"],
+        },
+        "d": {
+            "message": exported("user", {"asset_pointer": "x"}, "What is this?"),
+            "parent": "c",
+            "children": [],
+        },
+    }
+    second = {"x": {"message": exported("user", "Alone"), "parent": None, "children": ["x"]}}
+    empty: dict[str, Any] = {"y": {"message": None, "parent": None, "children": []}}
+    file = tmp_path / "conversations.json"
+    file.write_text(
+        json.dumps(
+            [
+                {"title": "From elsewhere", "mapping": first, "current_node": "d"},
+                {"title": None, "mapping": second, "current_node": "gone"},
+                {"title": "Nothing", "mapping": empty, "current_node": "y"},
+            ]
+        )
+    )
+    page.set_input_files("#library-import", file)
+    expect(listed(page)).to_have_text(["From elsewhere", "Untitled"])
+    expect(page.locator(".question")).to_have_text([f"Hi {NASTY}", "What is this?"])
+    expect(page.locator(".turn.assistant .prose")).to_have_text("Two.")
+    expect(page.locator(".turn.assistant .choices")).to_have_text("‹2/2›")
+    assert page.locator("img").count() == 0
+    listed(page).last.click()
+    expect(page.locator(".question")).to_have_text("Alone")

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.gateway.web.conversation import ask, ended
-from tests.gateway.web.scripted_server import Done, Say, ScriptedServer
+from tests.gateway.web.scripted_server import Call, Done, Say, ScriptedServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -184,3 +184,82 @@ def test_code_is_coloured_and_stays_what_it_was(page: Page, server: ScriptedServ
         ["code-keyword", "None"],
     ]
     assert page.locator("pre b").count() == 0
+
+
+def test_tools_are_called_and_their_answers_filled_in_by_hand(
+    page: Page, server: ScriptedServer
+) -> None:
+    page.click("#settings")
+    field = page.get_by_label("Tools, as JSON")
+    for text, words in {
+        "{": "This is no JSON",
+        "[]": "The list has no tool",
+        '{"name": "get weather"}': 'needs a "name" of letters',
+        '[{"name": "a"}, {"name": "b", "parameters": {"type": "text"}}]': "Tool 2, b: The schema",
+    }.items():
+        field.fill(text)
+        expect(page.locator("#tools-fault")).to_contain_text(words)
+        page.click("text=Use these")  # It stays.
+        expect(page.locator("#settings-dialog")).to_be_visible()
+    weather = {"name": "get_weather", "parameters": SCHEMA}
+    field.fill(json.dumps(weather))
+    expect(page.locator("#tools-fault")).to_have_text("The tools are well formed.")
+    use(page)
+    call = Call('{"city": "Oslo"}', name="get_weather")
+    server.say(call, Done("tool_calls"))
+    assert sent(page, server)["tools"] == [{"type": "function", "function": weather}]
+    expect(page.locator(".card")).to_contain_text("Oslo")
+    server.say("It is sunny there.")
+    page.get_by_label("What get_weather answers").fill("<b>sunny</b>")
+    page.get_by_role("button", name="Give it to the model").click()
+    expect(page.locator(".prose").last).to_have_text("It is sunny there.")
+    expect(page.locator(".results")).to_have_count(0)
+    asked, given = server.turns()[-1]["messages"][-2:]
+    assert asked["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert given == {
+        "role": "tool", "tool_call_id": asked["tool_calls"][0]["id"], "content": "<b>sunny</b>",
+    }  # fmt: skip
+    page.reload()
+    expect(page.locator(".question").last).to_have_text("<b>sunny</b>")
+    assert page.locator(".turn.user").last.get_by_role("button", name="Edit").count() == 0
+
+
+def test_answers_of_two_models_stand_side_by_side(page: Page, server: ScriptedServer) -> None:
+    server.models = ["small", "large"]
+    page.reload()
+    page.wait_for_selector("#link-state[data-state=open]")
+    server.say("One.")
+    ask(page, "Go")
+    ended(page)
+    server.say("**Two.**")
+    page.get_by_label("Ask another model").select_option("large")
+    expect(page.locator(".prose")).to_have_text("Two.")
+    assert server.turns()[-1]["model"] == "large"
+    assert server.turns()[-1]["messages"] == server.turns()[-2]["messages"]
+    page.get_by_role("button", name="Side by side").click()
+    expect(page.locator(".compared .prose")).to_have_text(["One.", "Two."])
+    expect(page.locator(".compared strong")).to_have_text("Two.")
+    page.get_by_role("button", name="Side by side").click()
+    expect(page.locator(".prose")).to_have_text("Two.")
+
+
+PASTE = """([name, type, text]) => {
+  const clipboardData = new DataTransfer();
+  clipboardData.items.add(new File([text], name, { type }));
+  const event = new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true });
+  document.getElementById("prompt").dispatchEvent(event);
+  return event.defaultPrevented;
+}"""
+
+
+def test_files_are_pasted_as_text_and_pictures_refused(page: Page) -> None:
+    trouble = page.locator("#composer-trouble")
+    assert page.evaluate(PASTE, ["a.png", "image/png", "x"])
+    expect(trouble).to_contain_text("see no pictures: write what is in it")
+    page.fill("#prompt", "Read this. ")
+    expect(trouble).to_be_hidden()
+    assert page.evaluate(PASTE, ["notes.md", "text/markdown", "# Notes\n"])
+    expect(page.locator("#prompt")).to_have_value("Read this. notes.md:\n```\n# Notes\n```\n")
+    for name, text in (("a.bin", "a\0b"), ("long.txt", "x" * 200_001)):
+        page.evaluate(PASTE, [name, "", text])
+        expect(trouble).to_contain_text(f"{name} is no text of at most 200,000 bytes")

@@ -1,15 +1,8 @@
-/** Buttons with a text. */
+/** The button that copies a text. */
 import { copyText } from "./clipboard.js";
+import { button } from "./elements.js";
 
 const COPIED_MS = 1600;
-
-export function button(text, onClick) {
-  const node = document.createElement("button");
-  node.type = "button";
-  node.textContent = text;
-  node.addEventListener("click", onClick);
-  return node;
-}
 
 export function copyButton(content) {
   const node = button("Copy", async () => {
