@@ -60,7 +60,7 @@ _line_decoder = msgspec.json.Decoder(LineBody)
 _unattended_decoder = msgspec.json.Decoder(_Unattended)
 
 
-def decode_line(data: bytes, endpoint: str) -> LineBody:
+def decode_line(data: bytes) -> LineBody:
     """Raises ``InvalidRequestError``."""
     try:
         line = _line_decoder.decode(data)
@@ -71,13 +71,17 @@ def decode_line(data: bytes, endpoint: str) -> LineBody:
         ) from None
     if not 1 <= len(line.custom_id) <= 512 or "\0" in line.custom_id:
         raise InvalidRequestError("Must have from 1 to 512 characters.", param="custom_id")
+    return line
+
+
+def check_target(line: LineBody, endpoint: str) -> None:
+    """Raises ``InvalidRequestError`` for a line that asks for something else than its batch."""
     if line.method != "POST":
         raise InvalidRequestError("Must be POST.", param="method", code="invalid_method")
     if line.url != endpoint:
         raise InvalidRequestError(
             f"Must be the batch's endpoint, {endpoint}.", param="url", code="mismatched_endpoint"
         )
-    return line
 
 
 class LineRun:
@@ -149,7 +153,7 @@ class LineRun:
         for piece in cut(text):
             counts.feed(piece)
             await asyncio.sleep(0)
-        body = bytes(decode_line(text, self._line.endpoint).body)
+        body = bytes(decode_line(text).body)
         try:
             given = _unattended_decoder.decode(body)
         except msgspec.DecodeError:

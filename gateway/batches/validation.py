@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.batches.lines import decode_line, error_of, error_result
+from gateway.batches.lines import check_target, decode_line, error_of, error_result
 from gateway.errors import InvalidRequestError, PayloadTooLarge
 from tenants.batch_queue import Batch, BatchQueue, NewLine
 from tenants.files import Files
@@ -78,7 +78,9 @@ class Validation:
         try:
             if is_too_long:
                 raise PayloadTooLarge(f"A line has at most {self._max_line_bytes} bytes.")
-            custom_id = decode_line(text, batch.endpoint).custom_id
+            line = decode_line(text)
+            custom_id = line.custom_id
+            check_target(line, batch.endpoint)
             digest = hashlib.blake2b(custom_id.encode(), digest_size=12).digest()
             if digest in seen:
                 raise InvalidRequestError(

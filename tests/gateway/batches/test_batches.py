@@ -206,6 +206,8 @@ async def test_lines_that_are_none_get_their_numbers(client: AsyncOpenAI) -> Non
     text = (await client.files.content(batch.error_file_id)).text
     rows = [msgspec.json.decode(row) for row in text.splitlines()]
     assert [row["error"]["line"] for row in rows] == [*codes]
+    ids = {row["error"]["line"]: row["custom_id"] for row in rows}
+    assert [ids[number] for number in (5, 6, 9, 10)] == ["a", "other", "get", None]
     failed = await ended(client, await begin(client, b"{", b"x"))
     assert (failed.status, len(failed.errors.data)) == ("failed", 2)
     empty = await ended(client, await begin(client, b"\n\n "))
