@@ -27,6 +27,7 @@ from gateway.schemas.output_format import (
 )
 from gateway.schemas.sampling import SamplingFields
 from grammar.errors import GrammarError, GrammarTooLarge
+from grammar.schema.paths import ROOT, pointer
 from grammar.spec import GrammarSpec
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -60,8 +61,16 @@ def read(fields: SamplingFields) -> OutputFormat | None:
 
 
 def refusal(error: GrammarError, param: str) -> InvalidRequestError:
-    """The error for a client whose grammar cannot be used."""
-    return InvalidRequestError(f"The output format cannot be used: {error}", param=param)
+    """The error for a client whose grammar cannot be used, with the field that has it."""
+    return InvalidRequestError(f"The output format cannot be used: {told(error)}", param=param)
+
+
+def told(error: GrammarError, path: str | None = None) -> str:
+    """What an error says, with its place as a JSON pointer into the client's schema, in which it
+    may have another ``path``."""
+    place = getattr(error, "path", ROOT)
+    found = place if path is None else path
+    return str(error).replace(place, pointer(found) or ROOT) if place != ROOT else str(error)
 
 
 def for_engine(

@@ -184,7 +184,7 @@ class Tools:
             try:
                 return self._format.spell(wanted)
             except GrammarError as error:
-                raise _refusal_of(function, error, str(error)) from None
+                raise _refusal_of(function, error, output_format.told(error)) from None
         if not self._format.has_json_arguments:
             return AnyText()
         return JsonSchema((wanted or _NO_SCHEMA) if not strict else _NO_SCHEMA, ROOT)
@@ -286,7 +286,7 @@ def refusal(error: GrammarError, tools: Sequence[FunctionTool]) -> InvalidReques
     if (found := _place(path, tools)) is None:
         return output_format.refusal(error, "tools")
     function, inner = found
-    return _refusal_of(function, error, str(error).replace(path, inner))
+    return _refusal_of(function, error, output_format.told(error, inner))
 
 
 def _refusal_of(

@@ -261,12 +261,12 @@ def test_a_call_or_a_document(model: Model) -> None:
 @pytest.mark.parametrize(
     ("schema", "path"),
     [
-        ({"type": "string", "pattern": "^a$"}, "$.properties.x.pattern"),
-        ({"type": "string", "format": "date"}, "$.properties.x.format"),
-        ({"type": "string", "enum": ["</parameter>"]}, "$.properties.x.enum"),
-        ({"type": "string", "const": "a\n"}, "$.properties.x.const"),
-        ({"type": "array", "items": {"$ref": "#"}}, "$.properties.x.items.$ref"),
-        ({"type": "number", "multipleOf": 0.1}, "$.properties.x.multipleOf"),
+        ({"type": "string", "pattern": "^a$"}, "/properties/x/pattern"),
+        ({"type": "string", "format": "date"}, "/properties/x/format"),
+        ({"type": "string", "enum": ["</parameter>"]}, "/properties/x/enum"),
+        ({"type": "string", "const": "a\n"}, "/properties/x/const"),
+        ({"type": "array", "items": {"$ref": "#"}}, "/properties/x/items/$ref"),
+        ({"type": "number", "multipleOf": 0.1}, "/properties/x/multipleOf"),
     ],
 )
 def test_what_arguments_outside_of_json_cannot_be_held_to(
@@ -292,5 +292,5 @@ def test_what_arguments_outside_of_json_cannot_be_held_to(
     finally:
         model.compiler.close()
     assert error.param == "tools"
-    keyword = path.rpartition(".")[2]
+    keyword = path.rpartition("/")[2]
     assert f"schema of f cannot be used: keyword '{keyword}' at {path}" in error.message

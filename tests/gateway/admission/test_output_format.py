@@ -97,6 +97,23 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (
+            {"properties": {"a/b": {"anyOf": [True, {"type": "row"}]}}},
+            "/properties/a~1b/anyOf/1/type",
+        ),
+        ({"items": {"minItems": -1}}, "/items/minItems"),
+        ([], "$"),
+    ],
+)
+def test_the_place_in_the_schema_is_a_json_pointer(schema: Any, place: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read(response_format=json_schema(schema, strict=True))
+    assert caught.value.message.endswith(f"(at {place})")
+
+
 @pytest.mark.parametrize("wanted", [{"json": STRICT}, {"json_object": True}])
 def test_blanks_can_be_left_out_of_json(wanted: dict[str, Any]) -> None:
     for disable, blanks in ((True, False), (False, True), (None, True)):
