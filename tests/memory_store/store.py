@@ -43,7 +43,6 @@ from tenants.names import (
 )
 from tenants.store import NO_TIME, Store
 from tenants.types import (
-    Adapter,
     ApiKey,
     AuditEntry,
     KeyRecord,
@@ -58,6 +57,7 @@ from tenants.types import (
     UsageGroup,
     UsageSum,
 )
+from tests.memory_store.adapters import MemoryAdapters
 from tests.memory_store.audit import MemoryAudit
 from tests.memory_store.batch_queue import NoBatches
 from tests.memory_store.chats import MemoryChats
@@ -79,7 +79,7 @@ class _StoredKey(NamedTuple):
     key_hash: bytes
 
 
-class MemoryStore(MemoryMcpServers, Store):
+class MemoryStore(MemoryAdapters, MemoryMcpServers, Store):
     """A store whose contents end with the process."""
 
     _now: Callable[[], datetime]
@@ -91,7 +91,7 @@ class MemoryStore(MemoryMcpServers, Store):
         self._tenants: dict[UUID, Tenant] = {}
         self._projects: dict[UUID, Project] = {}
         self._keys: dict[str, _StoredKey] = {}
-        self._adapters: dict[UUID, Adapter] = {}
+        self._adapters = {}
         self._ledger: dict[UUID, UsageEvent] = {}
         self._quota = MemoryQuota()
         self.conversations = MemoryConversations(now, self._tenants, self._of_one_user)
@@ -366,49 +366,6 @@ class MemoryStore(MemoryMcpServers, Store):
         if stored is None:
             raise ObjectNotFound("key", public_id)
         return self._change_key(public_id, revoked_at=stored.key.revoked_at or self._now())
-
-    async def create_adapter(
-        self,
-        tenant_id: UUID,
-        *,
-        adapter_id: UUID,
-        name: str,
-        parent: str,
-        path: str,
-        base_model: str | None,
-        rank: int,
-        digest: str,
-    ) -> Adapter:
-        adapter = Adapter(
-            id=adapter_id,
-            tenant_id=tenant_id,
-            name=normalize_name("name", name),
-            parent=parent,
-            path=path,
-            base_model=base_model,
-            rank=rank,
-            digest=digest,
-            created_at=self._now(),
-        )
-        if tenant_id not in self._tenants:
-            raise ObjectNotFound("tenant", tenant_id)
-        if any(other.name == adapter.name for other in await self.list_adapters(tenant_id)):
-            raise ObjectExists("adapter", adapter.name)
-        self._adapters[adapter.id] = adapter
-        self._audit.note("adapter", None, adapter)
-        return adapter
-
-    async def list_adapters(self, tenant_id: UUID) -> Sequence[Adapter]:
-        own = (one for one in self._adapters.values() if one.tenant_id == tenant_id)
-        return sorted(own, key=lambda adapter: adapter.name)
-
-    async def delete_adapter(self, tenant_id: UUID, adapter_id: UUID) -> Adapter:
-        adapter = self._adapters.get(adapter_id)
-        if adapter is None or adapter.tenant_id != tenant_id:
-            raise ObjectNotFound("adapter", adapter_id)
-        del self._adapters[adapter_id]
-        self._audit.note("adapter", adapter, None)
-        return adapter
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
         for public_id, stored in self._keys.items():
