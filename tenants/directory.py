@@ -32,15 +32,7 @@ from tenants.names import (
     check_weight,
     normalize_name,
 )
-from tenants.rows import (
-    adapter_of,
-    audit_entry_of,
-    key_of,
-    mcp_server_of,
-    project_of,
-    record_of,
-    tenant_of,
-)
+from tenants.rows import audit_entry_of, key_of, record_of
 from tenants.types import (
     Adapter,
     ApiKey,
@@ -85,21 +77,21 @@ class Directory:
             tenant_id=tenant_id,
             violations={"tenant_name_key": ObjectExists("tenant", name)},
         )
-        return tenant_of(row)
+        return Tenant(**row)
 
     async def get_tenant(self, tenant: str | UUID) -> Tenant:
         """The tenant with this name or id. Raises ``ObjectNotFound``."""
         missing = ObjectNotFound("tenant", tenant)
         if isinstance(tenant, UUID):
-            return tenant_of(await self._one("get_tenant_by_id", tenant, missing=missing))
+            return Tenant(**await self._one("get_tenant_by_id", tenant, missing=missing))
         name = normalize_name("name", tenant)
-        return tenant_of(await self._one("get_tenant", name, missing=missing))
+        return Tenant(**await self._one("get_tenant", name, missing=missing))
 
     async def list_tenants(
         self, *, search: str | None = None, after: str | None = None, limit: int | None = None
     ) -> Sequence[Tenant]:
         """Tenants by name; ``search``: a part of it."""
-        return [tenant_of(row) for row in await self._all("list_tenants", search, after, limit)]
+        return [Tenant(**row) for row in await self._all("list_tenants", search, after, limit)]
 
     async def update_tenant(
         self,
@@ -127,7 +119,7 @@ class Directory:
             violations={"tenant_name_key": ObjectExists("tenant", name or "")},
             missing=ObjectNotFound("tenant", tenant_id),
         )
-        return tenant_of(row)
+        return Tenant(**row)
 
     async def delete_tenant(self, tenant_id: UUID) -> None:
         """Delete a tenant with all that it has stored; its keys are revoked, and its name is free.
@@ -148,7 +140,7 @@ class Directory:
                 "project_tenant_id_fkey": ObjectNotFound("tenant", tenant_id),
             },
         )
-        return project_of(row)
+        return Project(**row)
 
     async def list_projects(
         self,
@@ -161,7 +153,7 @@ class Directory:
         """A tenant's projects by name, including the default one; ``search``: a part of it."""
         values = (tenant_id, search, after, limit)
         rows = await self._all("list_projects", *values, tenant_id=tenant_id)
-        return [project_of(row) for row in rows]
+        return [Project(**row) for row in rows]
 
     async def rename_project(self, tenant_id: UUID, project_id: UUID, name: str) -> Project:
         """Rename a project. Raises ``ObjectNotFound``, ``ObjectExists``."""
@@ -173,7 +165,7 @@ class Directory:
             violations={"project_tenant_id_name_key": ObjectExists("project", name)},
             missing=ObjectNotFound("project", project_id),
         )
-        return project_of(row)
+        return Project(**row)
 
     async def create_key(
         self,
@@ -308,12 +300,12 @@ class Directory:
                 "adapter_tenant_id_fkey": ObjectNotFound("tenant", tenant_id),
             },
         )
-        return adapter_of(row)
+        return Adapter(**row)
 
     async def list_adapters(self, tenant_id: UUID) -> Sequence[Adapter]:
         """A tenant's adapters by name; none for a tenant that does not exist."""
         rows = await self._all("list_adapters", tenant_id, tenant_id=tenant_id)
-        return [adapter_of(row) for row in rows]
+        return [Adapter(**row) for row in rows]
 
     async def delete_adapter(self, tenant_id: UUID, adapter_id: UUID) -> Adapter:
         """Delete an adapter and return it. Raises ``ObjectNotFound``."""
@@ -323,7 +315,7 @@ class Directory:
             tenant_id=tenant_id,
             missing=ObjectNotFound("adapter", adapter_id),
         )
-        return adapter_of(row)
+        return Adapter(**row)
 
     async def allow_mcp_server(
         self, tenant_id: UUID, url: str, *, allow_private: bool = False
@@ -337,12 +329,12 @@ class Directory:
             violations={"mcp_server_tenant_id_fkey": ObjectNotFound("tenant", tenant_id)},
             missing=InvalidValue("url", f"must be one of at most {MAX_MCP_SERVERS} of a tenant"),
         )
-        return mcp_server_of(row)
+        return McpServer(**row)
 
     async def list_mcp_servers(self, tenant_id: UUID) -> Sequence[McpServer]:
         """A tenant's servers by URL; none for a tenant that does not exist."""
         rows = await self._all("list_mcp_servers", tenant_id, tenant_id=tenant_id)
-        return [mcp_server_of(row) for row in rows]
+        return [McpServer(**row) for row in rows]
 
     async def delete_mcp_server(self, tenant_id: UUID, server_id: UUID) -> McpServer:
         """Allow a server no longer, and return it. Raises ``ObjectNotFound``."""
@@ -352,7 +344,7 @@ class Directory:
             tenant_id=tenant_id,
             missing=ObjectNotFound("mcp_server", server_id),
         )
-        return mcp_server_of(row)
+        return McpServer(**row)
 
     async def list_audit(
         self,

@@ -3,7 +3,9 @@ records into the arguments of statements."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -26,22 +28,12 @@ from tenants.types import (
     ApiKey,
     AuditEntry,
     KeyRecord,
-    McpServer,
     Principal,
-    Project,
     Tenant,
     UsageEvent,
 )
 
 _MICROSECOND = timedelta(microseconds=1)
-
-
-def tenant_of(row: Row) -> Tenant:
-    return Tenant(**row)
-
-
-def project_of(row: Row) -> Project:
-    return Project(**row)
 
 
 def key_of(row: Row) -> ApiKey:
@@ -50,14 +42,6 @@ def key_of(row: Row) -> ApiKey:
     values["allowed_models"] = tuple(row["allowed_models"])
     values["model_aliases"] = msgspec.json.decode(row["model_aliases"], type=dict[str, str])
     return ApiKey(**values)
-
-
-def adapter_of(row: Row) -> Adapter:
-    return Adapter(**row)
-
-
-def mcp_server_of(row: Row) -> McpServer:
-    return McpServer(**row)
 
 
 def record_of(row: Row) -> KeyRecord:
@@ -163,36 +147,12 @@ def _window(row: Row, name: str) -> Window | None:
 
 
 def event_values(event: UsageEvent) -> tuple[object, ...]:
-    """The arguments of ``quota_settle`` for one request."""
-    return (
-        event.request_id,
-        event.tenant_id,
-        event.key_id,
-        event.model,
-        event.status,
-        event.prompt_tokens,
-        event.cached_tokens,
-        event.completion_tokens,
-        event.created_at,
-        event.end_user,
-        event.cost_micro,
-        event.endpoint,
-    )
+    """The arguments of ``quota_settle`` for one request: its fields, in their order."""
+    return msgspec.structs.astuple(event)
 
 
-def request_values(request: QuotaRequest) -> tuple[object, ...]:
-    """The arguments of ``quota_reserve``."""
-    return (
-        request.request_id,
-        request.tenant_id,
-        request.project_id,
-        request.key_id,
-        request.model,
-        request.prompt_tokens,
-        request.completion_tokens,
-        request.price.prompt,
-        request.price.completion,
-        request.owner,
-        request.lease,
-        request.endpoint,
-    )
+request_values: Callable[[QuotaRequest], tuple[object, ...]] = attrgetter(
+    *("request_id", "tenant_id", "project_id", "key_id", "model", "prompt_tokens"),
+    *("completion_tokens", "price.prompt", "price.completion", "owner", "lease", "endpoint"),
+)
+"""The arguments of ``quota_reserve``."""
