@@ -1,6 +1,6 @@
 /** A tenant's own adapters of the model: loaded from a folder on the server, and unloaded. */
 
-import { button, card, confirmed, element, redraw, table, time } from "./elements.js";
+import { attempted, button, card, confirmed, element, redraw, table, time } from "./elements.js";
 
 const LOADED_WITHIN_MS = 300_000; // from a disk that may be slow
 
@@ -24,12 +24,12 @@ export function adaptersCard(api, tenantId) {
   async function loadOne(event) {
     event.preventDefault();
     submit.disabled = true;
-    say("Loading …");
     await attempt(async () => {
+      said.textContent = "Loading …";
       const body = { name: name.value.trim(), path: path.value.trim() };
       const made = await api.post(`/tenants/${tenantId}/adapters`, body, LOADED_WITHIN_MS);
       name.value = path.value = "";
-      say(`${made.name} can be used as a model now.`);
+      said.textContent = `${made.name} can be used as a model now.`;
     });
     submit.disabled = false;
   }
@@ -39,23 +39,14 @@ export function adaptersCard(api, tenantId) {
     if (await confirmed(`Unload ${adapter.name}?`, text, "Unload it")) {
       await attempt(async () => {
         await api.delete(`/tenants/${tenantId}/adapters/${adapter.id}`);
-        say(`${adapter.name} was unloaded.`);
+        said.textContent = `${adapter.name} was unloaded.`;
       });
     }
   }
 
   async function attempt(work) {
-    try {
-      await work();
-    } catch (error) {
-      say(error.message, "error");
-    }
+    await attempted(said, work);
     await load();
-  }
-
-  function say(text, kind = "") {
-    said.textContent = text;
-    said.dataset.kind = kind;
   }
 
   async function load() {

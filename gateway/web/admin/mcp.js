@@ -1,6 +1,6 @@
 /** The MCP servers whose tools a tenant's responses may use. */
 
-import { button, card, confirmed, element, redraw, table, time } from "./elements.js";
+import { attempted, button, card, confirmed, element, redraw, table, time } from "./elements.js";
 
 export function mcpCard(api, tenantId) {
   const node = card("MCP servers");
@@ -30,7 +30,7 @@ export function mcpCard(api, tenantId) {
       const made = await api.post(`/tenants/${tenantId}/mcp_servers`, body);
       url.value = "";
       isPrivate.checked = false;
-      say(`Responses may use ${made.url} now.`);
+      said.textContent = `Responses may use ${made.url} now.`;
     });
   }
 
@@ -39,24 +39,14 @@ export function mcpCard(api, tenantId) {
     if (await confirmed(`Deny ${server.url}?`, text, "Deny it")) {
       await attempt(async () => {
         await api.delete(`/tenants/${tenantId}/mcp_servers/${server.id}`);
-        say(`${server.url} may not be used any more.`);
+        said.textContent = `${server.url} may not be used any more.`;
       });
     }
   }
 
   async function attempt(work) {
-    try {
-      await work();
-    } catch (error) {
-      said.textContent = error.message;
-      said.dataset.kind = "error";
-    }
+    await attempted(said, work);
     await load();
-  }
-
-  function say(text) {
-    said.textContent = text;
-    said.dataset.kind = "";
   }
 
   async function load() {
