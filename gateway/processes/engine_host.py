@@ -199,7 +199,6 @@ async def serve(
     *,
     on_progress: Callable[[LoadProgress], None] | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
-    process: type[EngineProcess] = EngineProcess,
 ) -> None:
     """Run an engine until SIGINT or SIGTERM.
 
@@ -212,9 +211,8 @@ async def serve(
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
-        host = EngineHost(
-            config, store.shared, derive_keys(loaded.key_pepper), identity, on_progress, process
-        )
+        keys = derive_keys(loaded.key_pepper)
+        host = EngineHost(config, store.shared, keys, identity, on_progress)
         signalled = asyncio.Event()
 
         def on_signal(_: signal.Signals) -> None:
