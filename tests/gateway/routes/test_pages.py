@@ -2,19 +2,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from gateway.concurrency.fair_starts import FairStarts
+from gateway.config.oidc import OidcConfig
 from gateway.middleware.auth import Auth, Operations
 from gateway.middleware.errors import Errors
 from gateway.middleware.request_id import RequestId
 from gateway.oidc.sign_in import SignIn
 from gateway.routes import pages
 from gateway.routes.dispatch import dispatcher
+from tests.memory_store.store import MemoryStore
+from tests.tenants.samples import PEPPER
 
 
 @pytest.fixture
@@ -35,9 +38,8 @@ def client(folder: Path) -> Iterator[TestClient]:
     served = Operations(pages.operations(folder))
     services: Any = None
     app.router.default = dispatcher(services, served)
-    app.add_middleware(
-        Auth, authenticator=cast("SignIn", None), operations=served, starts=FairStarts()
-    )
+    authenticator = SignIn(OidcConfig(), MemoryStore(), PEPPER)
+    app.add_middleware(Auth, authenticator=authenticator, operations=served, starts=FairStarts())
     app.add_middleware(Errors)
     app.add_middleware(RequestId)
     with TestClient(app) as client:
