@@ -18,6 +18,7 @@ from gateway.schemas.chat import (
     ToolCall,
     ToolMessage,
 )
+from gateway.transport.body_shape import JsonCounts
 
 REASONING = "reasoning_content"
 
@@ -33,9 +34,20 @@ def messages_for_template(
     """
     if not messages:
         raise InvalidRequestError("There must be at least one message.", param="messages")
+    _check_arguments(messages)
     return [
         _message(message, f"messages[{i}]", reasoning_field) for i, message in enumerate(messages)
     ]
+
+
+def _check_arguments(messages: list[Message]) -> None:
+    """As texts they may hold what a body may not, and decoding them stops the event loop as well.
+    Raises ``PayloadTooLarge``."""
+    counts = JsonCounts()
+    for message in messages:
+        if isinstance(message, AssistantMessage):
+            for call in message.tool_calls or ():
+                counts.count_text(call.function.arguments.encode())
 
 
 def _message(message: Message, path: str, reasoning_field: str) -> dict[str, Any]:

@@ -23,6 +23,9 @@ MAX_STRINGS = 81_920
 """The most strings, including the names of fields."""
 MAX_VALUES = 524_288
 """The most commas between values of any kind, such as the token ids of a prompt."""
+MAX_EXPONENTS = 4096
+"""The most numbers such as ``1e300``, of which msgspec reads no more than a hundred thousand in a
+second."""
 
 
 class JsonCounts:
@@ -35,7 +38,7 @@ class JsonCounts:
         self._in_string = False
         self._carry = b""
         """A backslash at the end of a piece, which escapes the first character of the next."""
-        self._quotes = self._containers = self._commas = 0
+        self._quotes = self._containers = self._commas = self._exponents = 0
 
     def feed(self, piece: bytes) -> None:
         """Count a piece. Raises ``PayloadTooLarge``."""
@@ -47,17 +50,15 @@ class JsonCounts:
         if self._early:
             piece = b"".join((*self._early, piece))
             self._early = []
-        self._count(piece)
-        _check(self._containers, MAX_CONTAINERS, "arrays and objects")
-        _check(self._quotes // 2, MAX_STRINGS, "strings")
-        _check(self._commas, MAX_VALUES, "values")
+        self.count(piece)
 
     @property
     def found(self) -> tuple[int, int, int]:
         """The number of arrays and objects, of quotation marks, and of commas between values."""
         return self._containers, self._quotes, self._commas
 
-    def _count(self, piece: bytes) -> None:
+    def count(self, piece: bytes) -> None:
+        """Count a piece of a text that is not short. Raises ``PayloadTooLarge``."""
         piece = self._carry + piece
         self._carry = b"\\" if _ends_in_escape(piece) else b""
         piece = piece.removesuffix(self._carry)
@@ -69,6 +70,20 @@ class JsonCounts:
         self._in_string ^= len(parts) % 2 == 0
         self._containers += outside.count(b"[") + outside.count(b"{")
         self._commas += outside.count(b",")
+        # Beside exponents, only ``true`` and ``false`` have this letter.
+        self._exponents += outside.count(b"E") + outside.count(b"e")
+        self._exponents -= outside.count(b"ue") + outside.count(b"se")
+        _check(self._containers, MAX_CONTAINERS, "arrays and objects")
+        _check(self._quotes // 2, MAX_STRINGS, "strings")
+        _check(self._commas, MAX_VALUES, "values")
+        _check(self._exponents, MAX_EXPONENTS, "numbers with an exponent")
+
+    def count_text(self, text: bytes) -> None:
+        """Count a whole text, whatever its size, with those before it. Raises
+        ``PayloadTooLarge``."""
+        for piece in cut(text):
+            self.count(piece)
+        self._in_string, self._carry = False, b""
 
 
 async def check(text: bytes) -> None:

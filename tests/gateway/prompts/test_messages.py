@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.errors import ApiError, UnsupportedParameter
+from gateway.errors import ApiError, PayloadTooLarge, UnsupportedParameter
 from gateway.prompts.messages import messages_for_template
 from gateway.schemas.chat import Message
 
@@ -55,12 +55,21 @@ def test_arguments_become_objects() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ['{"city": "Pa', "[" * 100_000, '{"half": "\\ud800"}', '{"a": NaN}']
+    "arguments", ['{"city": "Pa', "[" * 10_000, '{"half": "\\ud800"}', '{"a": NaN}']
 )
 def test_a_call_that_broke_off_does_not_end_the_conversation(arguments: str) -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
     (message,) = render({"role": "assistant", "tool_calls": [call]})
     assert message["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+@pytest.mark.parametrize("value", ["1e300,", "[],", '"",'])
+def test_the_arguments_of_all_calls_may_hold_as_much_as_a_body(value: str) -> None:
+    text = f"[{value * 2000}0]"
+    calls = [{"id": "c", "function": {"name": "f", "arguments": text}}] * 41
+    assert render({"role": "assistant", "tool_calls": calls[:2]})
+    with pytest.raises(PayloadTooLarge):
+        render(*({"role": "assistant", "tool_calls": [call]} for call in calls))
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])

@@ -14,6 +14,7 @@ from gateway.errors import PayloadTooLarge
 from gateway.transport import body_shape
 from gateway.transport.body_shape import (
     MAX_CONTAINERS,
+    MAX_EXPONENTS,
     MAX_STRINGS,
     MAX_VALUES,
     JsonCounts,
@@ -65,6 +66,7 @@ FULL = {
     "arrays and objects": ("{},", MAX_CONTAINERS, MAX_CONTAINERS - 1),
     "strings": ('"ab",', MAX_STRINGS, MAX_STRINGS),
     "values": ("12,", MAX_VALUES, MAX_VALUES + 1),
+    "numbers with an exponent": ("1234567890e200,1234567890E2,", MAX_EXPONENTS, MAX_EXPONENTS // 2),
 }
 
 
@@ -83,7 +85,11 @@ def test_as_many_as_there_may_be(what: str) -> None:
 
 
 def test_what_a_string_says_is_no_value() -> None:
-    asyncio.run(check(json.dumps({"a": '[{"b": [1, 2]}, ' * 200_000}).encode()))
+    asyncio.run(check(json.dumps({"a": '[{"b": [1, 2e9]}, ' * 200_000}).encode()))
+
+
+def test_words_have_no_exponent() -> None:
+    asyncio.run(check(json.dumps([True, False, None, 0.5] * 100_000).encode()))
 
 
 def test_a_short_text_is_not_counted() -> None:
