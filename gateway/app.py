@@ -80,7 +80,7 @@ def _middleware(
         Middleware(
             Errors,
             is_draining=lambda: services.lifecycle.draining,
-            on_refusal=services.metrics.count_refusal,
+            on_refusal=services.count_refusal,
         ),
         Middleware(
             Auth,

@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from starlette.types import Scope
 from starlette.websockets import WebSocket
 
 from engine.client.fleet import Fleet
 from engine.client.fleets import Fleets
+from gateway import context
 from gateway.admin.adapters import Adapters
 from gateway.admin.revocations import Revocations
 from gateway.admin.webhooks import WebhookSender
@@ -60,6 +62,7 @@ from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
 from tenants.last_used import LastUsed
 from tenants.quota import Quota
+from tenants.refused import RefusalLog
 from tenants.standby import Standby
 from tenants.store import Store
 from tenants.usage import Ledger
@@ -87,6 +90,7 @@ class Base:
     ledger: Ledger
     quota: Quota
     last_used: LastUsed
+    refused: RefusalLog
     authenticator: SignIn
     """Also signs people in on the pages."""
 
@@ -115,6 +119,13 @@ class Services(Base):
     starts: FairStarts
     cork: Cork
     """Holds what the outputs of one step send to clients; see ``cork``."""
+
+    def count_refusal(self, scope: Scope, code: str) -> None:
+        """Count a request that is refused with this code, whoever sent it."""
+        self.metrics.count_refusal(code)
+        principal = context.of(scope).principal
+        if principal is not None:
+            self.refused.note(principal.key, code)
 
     def chat_session(self, socket: WebSocket, api_key: str | None) -> ChatSession:
         """A session over a socket not yet accepted."""
@@ -238,6 +249,7 @@ def _create_base(
             ),
         ),
         last_used=last_used,
+        refused=RefusalLog(store),
         authenticator=_authenticator(config, store, secrets.key_pepper, last_used),
     )
 
@@ -314,6 +326,7 @@ def _create_background(
         "quota for outages": base.quota.follow,
         "settlements of the dead": base.ledger.run,
         "last uses of keys": base.last_used.run,
+        "refusals": base.refused.run,
         "line to other workers": peers.run,
         "deleted adapters": adapters.run,
         "upkeep": partial(

@@ -270,6 +270,26 @@ ORDER BY
     tenant_name, scope_kind, scope_id
 LIMIT $2;
 
+-- name: note_refusals for operator
+-- Counts refusals of keys, by their codes; those of tenants that are deleted go unnoted. Rows are
+-- written in one order by all callers.
+INSERT INTO refusal AS r (tenant_id, hour, key_id, code, times, last_at)
+SELECT u.tenant_id, date_trunc('hour', now(), 'UTC'), u.key_id, u.code, u.times, now()
+FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[]) AS u (tenant_id, key_id, code, times)
+INNER JOIN tenant AS t ON t.id = u.tenant_id AND t.deleted_at IS NULL
+ORDER BY u.tenant_id, u.key_id, u.code
+ON CONFLICT (tenant_id, hour, key_id, code) DO UPDATE
+SET times = r.times + excluded.times, last_at = greatest(r.last_at, excluded.last_at);
+
+-- name: list_refusals for operator
+-- Who was refused since $2 and why, of all tenants or of $1: those first who were most often.
+SELECT tenant_id, key_id, code, sum(times)::bigint AS times, max(last_at) AS last_at
+FROM refusal
+WHERE ($1::uuid IS NULL OR tenant_id = $1) AND hour > $2::timestamptz - interval '1 hour'
+GROUP BY tenant_id, key_id, code
+ORDER BY times DESC, last_at DESC, tenant_id, key_id, code
+LIMIT $3;
+
 -- name: reserve
 -- Takes from all scopes of a request, or from none.
 SELECT answer.*
@@ -1204,6 +1224,13 @@ WITH responses AS (
         LIMIT 1000
     )
     RETURNING 1
+), refusals AS (
+    DELETE FROM refusal
+    WHERE (tenant_id, hour, key_id, code) IN (
+        SELECT tenant_id, hour, key_id, code FROM refusal
+        WHERE hour <= now() - interval '30 days' LIMIT 1000 FOR UPDATE SKIP LOCKED
+    )
+    RETURNING 1
 ), workers AS (
     DELETE FROM gateway_worker
     WHERE id IN (
@@ -1224,6 +1251,7 @@ SELECT (
     + (SELECT count(*) FROM claims) + (SELECT count(*) FROM files)
     + (SELECT count(*) FROM lines) + (SELECT count(*) FROM batches) + (SELECT count(*) FROM workers)
     + (SELECT count(*) FROM chats) + (SELECT count(*) FROM conversations)
+    + (SELECT count(*) FROM refusals)
 )::integer AS num_rows;
 
 -- name: purge_deleted for operator

@@ -45,6 +45,7 @@ from tenants.rows import (
 )
 from tenants.shared import SharedState
 from tenants.types import (
+    Refused,
     RunningRequest,
     UsageBucket,
     UsageEvent,
@@ -200,6 +201,19 @@ class Store(Directory):
         """The limits of a tenant's scopes: tenant, projects, keys."""
         rows = await self._all("list_limits", tenant_id, tenant_id=tenant_id)
         return [policy_of(row) for row in rows]
+
+    async def note_refusals(self, refused: Sequence[Refused]) -> None:
+        """Count refusals. Those of tenants that are not there are left out."""
+        columns = [list(column) for column in zip(*refused, strict=True)][:4]
+        await self._connections.fetch(_SQL["note_refusals"], columns)
+
+    async def list_refusals(
+        self, tenant_id: UUID | None = None, *, since: datetime, limit: int
+    ) -> Sequence[Refused]:
+        """Who was refused and why, whole hours from the one of ``since`` on, those first who were
+        most often."""
+        rows = await self._connections.fetch(_SQL["list_refusals"], (tenant_id, since, limit))
+        return [Refused(**row) for row in rows]
 
     async def list_budgets(self, tenant_id: UUID | None, *, limit: int) -> Sequence[BudgetUse]:
         """What the scopes of a tenant, or of all, have used of their limits: those that have used

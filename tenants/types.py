@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from uuid import UUID
 
 import msgspec
@@ -143,6 +143,16 @@ class KeyRecord:
 
     principal: Principal
     key_hash: bytes = field(repr=False)
+
+
+class Refused(NamedTuple):
+    """How often requests of a key were refused with a code."""
+
+    tenant_id: UUID
+    key_id: UUID
+    code: str
+    times: int
+    last_at: datetime | None = None
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):

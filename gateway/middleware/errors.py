@@ -24,11 +24,11 @@ class Errors:
         app: ASGIApp,
         *,
         is_draining: Callable[[], bool] = lambda: False,
-        on_refusal: Callable[[str], None] = lambda code: None,
+        on_refusal: Callable[[Scope, str], None] = lambda scope, code: None,
     ) -> None:
         """``is_draining``: whether the server shuts down, and so may cancel a request that it has
         waited for in vain, such as one whose body does not come. ``on_refusal`` is called with the
-        code of each error that is the whole answer."""
+        request and the code of each error that is the whole answer."""
         self._app = app
         self._is_draining = is_draining
         self._on_refusal = on_refusal
@@ -74,5 +74,5 @@ class Errors:
         await answer(scope, receive, send)
 
     def _answer(self, scope: Scope, error: ApiError) -> ASGIApp:
-        self._on_refusal(error.code or error.type)
+        self._on_refusal(scope, error.code or error.type)
         return refusal(scope, error)

@@ -21,6 +21,7 @@ from gateway.schemas.admin import (
     AuditObject,
     BudgetObject,
     ListObject,
+    RefusalObject,
     UsageObject,
     UsageRowObject,
 )
@@ -149,6 +150,25 @@ async def budgets(services: Services, request: Request) -> Response:
             used=one.used,
         )
         for one in found[:limit]
+    ]
+    return secret_answer(ListObject(data=rows, has_more=len(found) > limit, next=None))
+
+
+async def refusals(services: Services, request: Request) -> Response:
+    limit = query_number(request, "limit", DEFAULT_LIMIT, most=MAX_LIMIT)
+    since = query_number(request, "start_time", int(time.time()) - 7 * _DAY_S, most=_MAX_TIME)
+    assert limit is not None
+    assert since is not None
+    found = await services.store.list_refusals(
+        await query_tenant(request, services.store),
+        since=moment(since, "start_time"),
+        limit=limit + 1,
+    )
+    ids = {one for row in found for one in (row.tenant_id, row.key_id)}
+    names = await services.store.names(ids) if ids else {}
+    rows = [
+        RefusalObject.of(row, tenant_name=names.get(row.tenant_id), key_name=names.get(row.key_id))
+        for row in found[:limit]
     ]
     return secret_answer(ListObject(data=rows, has_more=len(found) > limit, next=None))
 

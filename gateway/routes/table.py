@@ -166,6 +166,7 @@ _SPAN = (
     _integer("start_time", "Unix seconds; 30 days ago by default.", minimum=1),
     _integer("end_time", "Unix seconds; now by default.", minimum=1),
 )
+_SINCE = _integer("start_time", "Unix seconds; 7 days ago by default, at most 30.", minimum=1)
 _SUMS = (
     _one_of("bucket_width", "How long a sum's time is.", "1h", "1d", "all"),
     _text("group_by", f"A list of {', '.join(USAGE_GROUPS)}; all by default."),
@@ -433,6 +434,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET", f"{_ADMIN}/budgets", "What is used of limits, the greatest shares first",
         admin_usage.budgets, "billing", answer=ListObject, query=(_SPAN[0], _PAGE[2])),
+    Operation(
+        "GET", f"{_ADMIN}/refusals", "Who was refused and why, those most often first",
+        admin_usage.refusals, "view", answer=ListObject, query=(_SPAN[0], _SINCE, _PAGE[2])),
     Operation(
         "GET", f"{_ADMIN}/audit_log", "Who changed what", admin_usage.audit_log, "view",
         answer=ListObject, query=(_SPAN[0], *_PAGE)),

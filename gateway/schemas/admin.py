@@ -228,6 +228,19 @@ class BudgetObject(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["budget"] = "budget"
 
 
+class RefusalObject(Shown, frozen=True, kw_only=True):
+    """How often requests of a key were refused with a code."""
+
+    tenant_id: str
+    tenant_name: str | None
+    key_id: str
+    key_name: str | None
+    code: str
+    times: int
+    last_at: int
+    object: Literal["refusal"] = "refusal"
+
+
 class UsageObject(Shown, frozen=True, kw_only=True, omit_defaults=True):
     """A sum; groups that were not asked for are left out."""
 

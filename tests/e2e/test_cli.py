@@ -178,6 +178,24 @@ def test_tenants_are_created_and_listed(migrated: Folder) -> None:
     assert "weight" in migrated.complaint("tenant", "create", "x", "--weight", "0")
 
 
+def test_a_tenant_is_deleted_and_conversations_last_as_it_says(migrated: Folder) -> None:
+    migrated.ok("tenant", "create", "gone")
+    key = migrated.ok("key", "create", "gone").strip()
+    days = ("tenant", "update", "gone", "--conversation-days")
+    for given, shown in (("7", "7"), ("0", "0"), ("default", "")):
+        migrated.ok(*days, given)
+        (row,) = rows(migrated.ok("tenant", "list", "--search", "gone"))
+        assert row[-1] == shown
+    assert "neither a number of days nor default" in migrated.complaint(*days, "week")
+    assert "conversation_days" in migrated.complaint(*days, "40000")
+    migrated.ok("tenant", "delete", "gone", "--yes")
+    with pytest.raises(AuthenticationFailed):
+        migrated.authenticate(key)
+    assert "no tenant 'gone'" in migrated.complaint("tenant", "delete", "gone", "--yes")
+    assert migrated.ok("tenant", "list", "--search", "gone") == ""
+    migrated.ok("tenant", "create", "gone")
+
+
 def test_a_key_lives_and_is_revoked(migrated: Folder) -> None:
     migrated.ok("tenant", "create", "keys")
     key = migrated.ok("key", "create", "keys", "--name", "ci").strip()
@@ -207,12 +225,12 @@ def test_scopes_and_expiry(migrated: Folder) -> None:
     for days in ("-1", "0", "inf", "nan"):
         told = migrated.complaint("key", "create", "scoped", "--expires-in-days", days)
         assert "expires" in told
-    may = ("--project", "web", "--model", "tiny", "--model-alias", "gpt=tiny")
+    may = ("--project", "web", "--model", "tiny", "--model-alias", "gpt=tiny", "--user", "Ada")
     one = migrated.ok("key", "create", "scoped", *may).strip()
     key_of_web = migrated.authenticate(one).key
     listed = {row[0]: row[7:] for row in rows(migrated.ok("key", "list", "scoped"))}
-    assert listed[key_of_web.public_id] == ["web", "tiny gpt=tiny"]
-    assert listed[principal.key.public_id] == ["default", ""]
+    assert listed[key_of_web.public_id] == ["Ada", "web", "tiny gpt=tiny"]
+    assert listed[principal.key.public_id] == ["", "default", ""]
     assert "ALIAS=MODEL" in migrated.complaint("key", "create", "scoped", "--model-alias", "gpt")
     assert key_of_web.model_aliases == {"gpt": "tiny"}
     assert key_of_web.allowed_models == ("tiny",)

@@ -85,6 +85,7 @@ ALWAYS = {
     "quota leases",
     "settlements of the dead",
     "last uses of keys",
+    "refusals",
     "line to other workers",
     "registry of engines",
     "batches",

@@ -48,6 +48,7 @@ from tenants.types import (
     KeyRecord,
     Principal,
     Project,
+    Refused,
     RunningRequest,
     Scope,
     Tenant,
@@ -105,6 +106,7 @@ class MemoryStore(MemoryAdapters, MemoryMcpServers, Store):
         self._audit = MemoryAudit(now)
         self._mcp_servers = {}
         self._deleted: set[UUID] = set()
+        self._refusals: list[tuple[datetime, Refused]] = []
 
     def _of_one_user(self, key_id: UUID) -> set[UUID]:
         """The keys that find each other's conversations."""
@@ -192,6 +194,7 @@ class MemoryStore(MemoryAdapters, MemoryMcpServers, Store):
             await self.revoke_key(key.public_id)
             self._change_key(key.public_id, name="deleted", user_name=None)
         self.conversations.forget(tenant_id)
+        self._refusals = [kept for kept in self._refusals if kept[1].tenant_id != tenant_id]
 
     async def create_project(self, tenant_id: UUID, name: str) -> Project:
         name = normalize_name("name", name)
@@ -582,6 +585,21 @@ class MemoryStore(MemoryAdapters, MemoryMcpServers, Store):
 
     async def kill_request(self, tenant_id: UUID, request_id: UUID) -> None:
         self._audit.record("stream.kill", tenant_id, str(request_id))
+
+    async def note_refusals(self, refused: Sequence[Refused]) -> None:
+        for one in refused:
+            if one.tenant_id in self._tenants and one.tenant_id not in self._deleted:
+                self._refusals.append((self._now(), one))
+
+    async def list_refusals(
+        self, tenant_id: UUID | None = None, *, since: datetime, limit: int
+    ) -> Sequence[Refused]:
+        found: dict[tuple[UUID, UUID, str], Refused] = {}
+        for at, one in self._refusals:
+            if tenant_id in (None, one.tenant_id) and at > since - timedelta(hours=1):
+                before = found.get(one[:3], one._replace(times=0))
+                found[one[:3]] = one._replace(times=before.times + one.times, last_at=at)
+        return sorted(found.values(), key=lambda one: (-one.times, *map(str, one[:3])))[:limit]
 
     async def list_audit(
         self,

@@ -22,7 +22,7 @@ from tenants.errors import ObjectNotFound, TenantsError
 from tenants.limits import Limits
 from tenants.request_ids import new_request_id
 from tenants.store import Store
-from tenants.types import Principal
+from tenants.types import Principal, Refused
 from tests.ledger import usage_totals
 from tests.tenants.reserving import ask
 from tests.tenants.samples import make_event, make_key
@@ -86,6 +86,7 @@ async def furnish(store: Store, name: str) -> Principal:
     await store.webhooks.test(
         (await store.webhooks.create(who.tenant.id, "https://receiver.example", ())).id
     )
+    await store.note_refusals([Refused(who.tenant.id, who.key.id, "insufficient_quota", 3)])
     return who
 
 

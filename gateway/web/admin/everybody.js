@@ -4,6 +4,7 @@ import { level } from "./chart.js";
 import { card, count, element, redraw, rough, table } from "./elements.js";
 import { fleetCard } from "./fleet.js";
 import { budgetsCard } from "./budgets.js";
+import { refusalsCard } from "./refusals.js";
 import { may } from "./roles.js";
 import { auditCard, streamsCard } from "./live.js";
 import { usageCard } from "./usage.js";
@@ -19,6 +20,7 @@ export class EverybodyView {
   #engine = card("Engine");
   #load = card("Running now");
   #usage;
+  #refusals;
   #totals = card(`Tenants of the last ${DAYS} days`);
   #budgets;
   #fleet;
@@ -30,11 +32,12 @@ export class EverybodyView {
     this.#api = api;
     this.#budgets = budgetsCard(api);
     this.#usage = usageCard(api);
+    this.#refusals = refusalsCard(api);
     this.#fleet = fleetCard(api);
     this.#streams = streamsCard(api);
     this.#webhooks = webhooksCard(api);
     this.#audit = auditCard(api);
-    for (const wide of [this.#budgets, this.#usage, this.#fleet, this.#streams, this.#webhooks, this.#audit]) wide.node.classList.add("wide");
+    for (const wide of [this.#budgets, this.#refusals, this.#usage, this.#fleet, this.#streams, this.#webhooks, this.#audit]) wide.node.classList.add("wide");
   }
 
   get nodes() {
@@ -43,6 +46,7 @@ export class EverybodyView {
     return [
       title,
       this.#budgets.node,
+      this.#refusals.node,
       this.#usage.node,
       ...[this.#engine, this.#load, this.#totals],
       ...[this.#fleet, this.#streams, this.#webhooks, this.#audit].map((one) => one.node),
@@ -55,7 +59,7 @@ export class EverybodyView {
       this.#api.get("/usage", { bucket_width: "all", group_by: "tenant", start_time }),
       this.#usage.load(),
       this.tick(),
-      ...(may("view") ? [this.#webhooks.load(), this.#audit.load()] : []),
+      ...(may("view") ? [this.#webhooks.load(), this.#audit.load(), this.#refusals.load()] : []),
     ]);
     const rows = tenants.data.sort((a, b) => b.total_tokens - a.total_tokens).slice(0, MOST_SHOWN);
     show(

@@ -8,6 +8,7 @@ import { keysCard } from "./keys.js";
 import { limitsCard } from "./limits.js";
 import { auditCard, streamsCard } from "./live.js";
 import { mcpCard } from "./mcp.js";
+import { refusalsCard } from "./refusals.js";
 import { may } from "./roles.js";
 import { usageCard } from "./usage.js";
 import { webhooksCard } from "./webhooks.js";
@@ -42,7 +43,7 @@ export class TenantView {
     const servers = mcpCard(api, tenant.id);
     this.#webhooks = webhooksCard(api, tenant.id);
     const audit = auditCard(api, tenant.id);
-    const seen = may("view") ? [adapters, servers, this.#streams, this.#webhooks, audit] : [];
+    const seen = may("view") ? [refusalsCard(api, tenant.id), adapters, servers, this.#streams, this.#webhooks, audit] : [];
     this.#cards = [this.#budgets, usageCard(api, tenant.id, projects), limits, keys, ...seen];
     for (const wide of this.#cards) wide.node.classList.add("wide");
     this.#showTitle();

@@ -10,7 +10,7 @@ DECLARE
 BEGIN
     FOREACH v_table IN ARRAY ARRAY[
         'conversation', 'response', 'chat_completion', 'ended_stream', 'idempotency_key', 'batch',
-        'file', 'adapter', 'mcp_server', 'webhook'
+        'file', 'adapter', 'mcp_server', 'webhook', 'refusal'
     ] LOOP
         -- Each file may have hundreds of megabytes.
         EXECUTE format(

@@ -13,6 +13,7 @@ SELECT sluice_protect('api_key');
 SELECT sluice_protect('limit_policy');
 SELECT sluice_protect('limit_state');
 SELECT sluice_protect('reservation');
+SELECT sluice_protect('refusal');
 SELECT sluice_protect('usage_rollup', 'tenant_id', 'SELECT');
 SELECT sluice_protect('usage_daily', 'tenant_id', 'SELECT');
 SELECT sluice_protect('usage_daily_tenant', 'tenant_id', 'SELECT');

@@ -54,6 +54,18 @@ CREATE TABLE limit_state (
     )
 ) WITH (fillfactor = 50);
 
+-- Who was refused and why, by the hour; kept for 30 days.
+CREATE TABLE refusal (
+    tenant_id uuid NOT NULL CONSTRAINT refusal_tenant_id_fkey REFERENCES tenant (id),
+    hour      timestamptz NOT NULL,
+    key_id    uuid NOT NULL,
+    code      text NOT NULL,
+    times     bigint NOT NULL,
+    last_at   timestamptz NOT NULL,
+    PRIMARY KEY (tenant_id, hour, key_id, code)
+);
+CREATE INDEX refusal_hour_idx ON refusal (hour);
+
 -- A lease: what a request that waits or runs has set aside. owner: the worker that renews it.
 CREATE TABLE reservation (
     request_id        uuid PRIMARY KEY,

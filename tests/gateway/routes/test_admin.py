@@ -363,3 +363,26 @@ async def test_a_tenant_is_deleted_by_an_owner(gateway: Gateway) -> None:
     await owner.error(404, "GET", path)
     await owner.error(404, "DELETE", path)
     assert (await owner.ok("POST", "/tenants", {"name": "globex"}))["id"] != tenant["id"]
+
+
+async def test_who_was_refused_and_why(gateway: Gateway) -> None:
+    admin = await admin_of(gateway)
+    tenant = await admin.ok("POST", "/tenants", {"name": "globex"})
+    path = f"/tenants/{tenant['id']}"
+    key = await admin.ok("POST", f"{path}/keys", {"name": "app"})
+    bad = encode({"model": "nobody", "messages": [{"role": "user", "content": "Hi"}]})
+    assert (await exchange(gateway, post(gateway, bad, key=key["key"]))).status == 404
+    await admin.ok("PUT", f"{path}/limits", {"monthly_tokens": 0})
+    for _ in range(2):
+        assert (await ask(gateway, key["key"])).status == 429
+    await gateway.app.state.services.refused.flush()
+    listed = await admin.ok("GET", f"/refusals?tenant_id={tenant['id']}")
+    assert [(row["code"], row["times"]) for row in listed["data"]] == [
+        ("insufficient_quota", 2),
+        ("model_not_found", 1),
+    ]
+    assert listed["data"][0]["tenant_name"] == "globex"
+    assert listed["data"][0]["key_name"] == f"app ({key['public_id']})"
+    first = await admin.ok("GET", "/refusals?limit=1")
+    assert (len(first["data"]), first["has_more"]) == (1, True)
+    assert (await admin.ok("GET", f"/refusals?start_time={int(time.time()) + 7200}"))["data"] == []

@@ -16,6 +16,7 @@ from gateway.version import version
 from tenants.access import ROLES
 from tenants.errors import ObjectNotFound
 from tenants.limits import Limits
+from tenants.types import Refused
 from tests.conftest import PATIENCE_MS
 from tests.gateway.engine_double import Play
 from tests.gateway.serving import chat_body, make_config, until
@@ -475,6 +476,23 @@ def test_budgets_stand_beside_what_is_used_the_scarcest_first(
     expect(section(page, "Budgets")).to_contain_text("0 of 60")
     site.do(store.put_limits(own, "tenant", own, Limits()))
     expect(section(page, "Budgets")).not_to_contain_text("acme")
+
+
+def test_who_was_refused_is_said_and_what_helps(
+    open_admin: Callable[..., Page], site: Site
+) -> None:
+    store, own = site.gateway.store, site.gateway.tenant
+    key = site.do(store.list_keys(own.id))[0]
+    site.do(store.note_refusals([
+        Refused(own.id, key.id, "model_not_found", 1),
+        Refused(own.id, key.id, "insufficient_quota", 7),
+    ]))  # fmt: skip
+    page = open_admin()
+    for _ in range(2):
+        rows = section(page, "Refused in the last 7 days").locator("tbody tr")
+        expect(rows.first).to_contain_text("insufficient_quotaThe month's budget is spent")
+        expect(rows.nth(1)).to_contain_text("model_not_found")
+        choose(page, "acme")
 
 
 def test_changes_are_filtered(open_admin: Callable[..., Page], site: Site) -> None:
