@@ -320,7 +320,7 @@ class TracingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     extra ``otel``. Headers for it come from ``OTEL_EXPORTER_OTLP_HEADERS``. By default nothing is
     traced."""
     sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
-    """Share of the traces that are recorded, each of which takes 0.1 to 0.4 ms of CPU; a request
+    """Share of the traces that are recorded, each of which takes 0.1 ms of CPU; a request
     with a ``traceparent`` is recorded or left out as that says."""
     service_name: Annotated[str, msgspec.Meta(min_length=1)] = "sluice"
     """The name under which the collector has them."""
