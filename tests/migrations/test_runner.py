@@ -8,20 +8,22 @@ import sys
 import textwrap
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 
 import migrations
 from migrations import revisions as known_revisions
-from migrations import runner, source
+from migrations import source
 from tenants import queries
 from tenants.errors import InvalidValue, MigrationRefused, SchemaMismatch, StoreUnavailable
 from tenants.store import Store
 from tests.postgres import execute, fresh_database, owned, with_database
+
+if TYPE_CHECKING:
+    from alembic.script import ScriptDirectory
 
 FOLDER = Path(migrations.__file__).parent
 FIRST_RELEASE = "0112"
@@ -116,7 +118,17 @@ async def rows(dsn: str) -> list[asyncpg.Record]:
     return found
 
 
+def lock_id() -> int:
+    from migrations.runner import LOCK_ID
+
+    return LOCK_ID
+
+
 def revisions() -> ScriptDirectory:
+    # Here, as all files of tests are imported before the first test runs.
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
     config = Config()
     config.set_main_option("script_location", str(FOLDER))
     config.set_main_option("path_separator", "os")
@@ -237,7 +249,7 @@ class TestUpgrade:
 
     async def test_waits_for_the_lock_no_longer_than_told(self, empty_pg_dsn: str) -> None:
         other = await asyncpg.connect(empty_pg_dsn)
-        await other.execute(f"SELECT pg_advisory_lock({runner.LOCK_ID})")
+        await other.execute(f"SELECT pg_advisory_lock({lock_id()})")
         with pytest.raises(StoreUnavailable, match="another migration has been running"):
             await migrations.upgrade(empty_pg_dsn, lock_timeout_s=0.2)
         assert await migrations.current(empty_pg_dsn) is None
@@ -301,7 +313,7 @@ class TestUpgrade:
                 break
             await asyncio.sleep(0.02)
         assert left == 0
-        assert await connection.fetchval(f"SELECT pg_try_advisory_lock({runner.LOCK_ID})")
+        assert await connection.fetchval(f"SELECT pg_try_advisory_lock({lock_id()})")
         await connection.close()
 
 

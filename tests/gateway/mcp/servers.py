@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvicorn
-from mcp.server import MCPServer
-from mcp_types import ToolAnnotations
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -23,6 +21,10 @@ class Weather:
     """A server with tools, of the ``mcp`` package. It notes what it was asked."""
 
     def __init__(self) -> None:
+        # Here, as all files of tests are imported before the first test runs: it takes a second.
+        from mcp.server import MCPServer
+        from mcp_types import ToolAnnotations
+
         self.asked: list[str] = []
         self.begun = asyncio.Event()
         self.num_cancelled = 0
