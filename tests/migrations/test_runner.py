@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
 FOLDER = Path(migrations.__file__).parent
-FIRST_RELEASE = "0112"
+FIRST_RELEASE = "0113"
 ROWS_OF_THE_RELEASE = (
     "INSERT INTO tenant (id, name) SELECT gen_random_uuid(), n FROM unnest('{a,b}'::text[]) AS n",
     "INSERT INTO api_key (id, tenant_id, public_id, key_hash, name, scopes) "
