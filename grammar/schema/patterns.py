@@ -130,7 +130,11 @@ class _Chars:
     @property
     def text(self) -> str:
         if self.properties:
-            inside = f"{written_ranges(self.ranges)}{self.properties}"
+            # Without NUL, as in ``written_class``.
+            nul = ((0, 0),)
+            without = all_but(union([*all_but(self.ranges), *nul]))
+            ranges = union([*self.ranges, *nul]) if self.negated else without
+            inside = f"{written_ranges(ranges)}{self.properties}"
             return f"[{'^' * self.negated}{inside}]"
         return written_class(self.all)
 

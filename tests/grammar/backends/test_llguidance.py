@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from grammar.backends.llguidance import LLGuidanceBackend
+from grammar.compiler import GrammarCompiler
 from grammar.errors import GrammarTooLarge, InvalidGrammar, MatcherFailed
 from grammar.spec import GrammarSpec, Kind
 from grammar.vocabulary import Mask, Vocabulary
+from tests.grammar.walks import accepts
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +147,33 @@ def test_a_document_may_be_without_blanks(backend: LLGuidanceBackend) -> None:
             assert accepts(loose, f"{before}{json.dumps(value)}{after}")
     assert accepts(GrammarSpec("json_object", any_whitespace=False), '{"a":1}')
     assert not accepts(GrammarSpec("json_object", any_whitespace=False), '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed", "barred"),
+    [
+        ('^[^"]$', "\\a\n", '"'),
+        (r"^[^\\]$", '"a\n', "\\"),
+        (r'^[^"\\]$', "a\n\t", '"\\'),
+        (r'^[^"\n]$', "\\a\t", '"\n'),
+        (r'^([^"a]|\x00|\x01)$', "\\b\n", '"a'),
+        (r'^[^"\p{Lu}]$', "\\a\n", '"A'),
+        (r"^[\x00-\x1f\p{Lu}]$", "\nA", '"\\a'),
+        (r"^.$", '"\\a\t', "\n"),
+        (r"^[^a]$", '"\\b\n', "a"),
+    ],
+)
+def test_a_class_without_quotes_lets_none_through(
+    vocabulary: Vocabulary, pattern: str, allowed: str, barred: str
+) -> None:
+    compiler = GrammarCompiler(vocabulary, backends=["llguidance"], num_workers=0)
+    compiled = compiler.compile(GrammarSpec.from_schema({"type": "string", "pattern": pattern}))
+    for char in allowed + barred:
+        text = json.dumps(char, ensure_ascii=False)
+        assert accepts(compiled.matcher(), vocabulary, text) == (char in allowed), char
+    names = {"type": "object", "patternProperties": {pattern: True}, "additionalProperties": False}
+    compiled = compiler.compile(GrammarSpec.from_schema(names))
+    for char in allowed + barred:
+        text = json.dumps({char: 1}, ensure_ascii=False)
+        assert accepts(compiled.matcher(), vocabulary, text) == (char in allowed), char
+    compiler.close()
