@@ -563,7 +563,7 @@ def escaped(char: str) -> str:
 @lru_cache(maxsize=1024)
 def written_class(chars: Ranges) -> str:
     """A class of characters as an expression. derivre lets ``"`` and ``\\`` into JSON where a
-    class has all control characters but neither of both; NUL, which is never generated, is one."""
+    class has all control characters but not both. NUL, which is never generated, is one of them."""
     if not all(any(low <= ord(char) <= high for low, high in chars) for char in '"\\'):
         chars = all_but(union([*all_but(chars), (0, 0)]))
     if chars == _CHAR.chars or not chars:

@@ -38,7 +38,9 @@ class Trial:
         self._rng = random.Random(seed)
         self._walker = Walker(compiler.vocabulary, seed)
         self.schema = Schemas(self._rng, wild).root()
-        self._validator = jsonschema.Draft202012Validator(self.schema, format_checker=FORMATS)
+        self._validator = jsonschema.Draft202012Validator(
+            _with_patterns_of_ecma(self.schema), format_checker=FORMATS
+        )
 
     def is_valid_elsewhere(self, value: Any) -> bool:
         """By a validator of another family, which has patterns as ECMA-262 and formats of its own;
@@ -70,6 +72,30 @@ class Trial:
     def instances(self, count: int) -> Iterator[Any]:
         near = Instances(self._rng, self.schema)
         return (near.near(self.schema) for _ in range(count))
+
+
+def _with_patterns_of_ecma(schema: Any) -> Any:
+    """The schema with its patterns as Python has to read them to mean the same: ``$`` is not before
+    a line break at the end, and classes are of ASCII."""
+    if isinstance(schema, list):
+        return [_with_patterns_of_ecma(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        key: value if key in ("const", "enum") else _with_patterns_of_ecma(value)
+        for key, value in schema.items()
+    }
+    if isinstance(found.get("pattern"), str):
+        found["pattern"] = _in_python(found["pattern"])
+    if isinstance(found.get("patternProperties"), dict):
+        parts = found["patternProperties"].items()
+        found["patternProperties"] = {_in_python(pattern): part for pattern, part in parts}
+    return found
+
+
+def _in_python(pattern: str) -> str:
+    end = r"\Z" if pattern.endswith("$") else ""
+    return f"(?a:{pattern.removesuffix('$')}{end})"
 
 
 def _is_finite(value: Any) -> bool:
