@@ -92,6 +92,12 @@ def _lower_divisor(scope: Scope) -> None:
         scope.drop("multipleOf", "too large a common multiple with other divisors")
     else:
         scope.lowering.divisors = divisors
+        numerator, denominator = Fraction(value).as_integer_ratio()
+        if numerator > 1 < denominator:
+            # A validator reads a longer number as the double beside it, which may be no multiple.
+            most = _MAX_BOUND // denominator
+            _narrow(scope, "maximum", most)
+            _narrow(scope, "minimum", -most)
         scope.keep("multipleOf", int(value) if value == int(value) else value)
 
 

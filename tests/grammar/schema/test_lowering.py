@@ -82,6 +82,11 @@ def constraints(schema: Any) -> set[str]:
         ({"type": "integer", "exclusiveMinimum": 1}, {"type": "integer", "exclusiveMinimum": 1}),
         ({"minimum": 2.0, "multipleOf": 0.5}, {"minimum": 2, "multipleOf": 0.5}),
         ({"minimum": 1e-9, "multipleOf": 10_000}, {"minimum": 1e-9, "multipleOf": 10_000}),
+        # 6000000000000001.5 is a multiple of 1.5, but not the double nearest to it.
+        (
+            {"minimum": 2.0, "multipleOf": 1.5},
+            {"minimum": 2, "multipleOf": 1.5, "maximum": 2**52 - 1},
+        ),
         # What binds nothing is left out.
         ({"type": "array", "uniqueItems": False, "maxContains": 1}, {"type": "array"}),
         (
