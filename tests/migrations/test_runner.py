@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import shutil
 import subprocess
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path(migrations.__file__).parent
 FIRST_RELEASE = "0113"
+SCHEMA_OF_FIRST_RELEASE = "0904228b5c945bf4"
+"""What ``sql/schema`` is, as the first digits of its SHA-256."""
 ROWS_OF_THE_RELEASE = (
     "INSERT INTO tenant (id, name) SELECT gen_random_uuid(), n FROM unnest('{a,b}'::text[]) AS n",
     "INSERT INTO api_key (id, tenant_id, public_id, key_hash, name, scopes) "
@@ -168,6 +171,15 @@ class TestUpgrade:
             "idempotency_key",
             "gateway_worker",
         }
+
+    async def test_a_revision_stands_for_one_schema(self) -> None:
+        """A database at a revision has all that it says; else it would pass for migrated."""
+        files = sorted((source.FOLDER / "schema").glob("*.sql"))
+        text = "".join(file.read_text(encoding="utf-8") for file in files)
+        assert hashlib.sha256(text.encode()).hexdigest()[:16] == SCHEMA_OF_FIRST_RELEASE, (
+            "the schema has changed: change it by a revision; or, while 0.1.0 is not released, "
+            "renumber the base revision, here and in tenants/errors.py, too"
+        )
 
     async def test_rows_of_every_release_come_along(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_pg_dsn: str
