@@ -113,8 +113,11 @@ export function webhooksCard(api, tenantId) {
 
   /** The deliveries that are shown change by the second. */
   async function tick() {
-    if (chosen === null) return redraw(deliveries);
-    const rows = (await sent(chosen)).map((one) => ({
+    const shown = chosen;
+    if (shown === null) return redraw(deliveries);
+    const made = await sent(shown);
+    if (chosen !== shown) return; // another one was chosen meanwhile
+    const rows = made.map((one) => ({
       props: { "data-event": one.event_id },
       cells: [
         element("code", {}, one.event_id),
@@ -126,7 +129,7 @@ export function webhooksCard(api, tenantId) {
       ],
     }));
     const columns = ["Event", "Type", "State", { title: "Attempts", number: true }, "Last answer", "Made"];
-    redraw(deliveries, element("h4", {}, `The last events for ${chosen.url}`), table(columns, rows, "None in the last week."));
+    redraw(deliveries, element("h4", {}, `The last events for ${shown.url}`), table(columns, rows, "None in the last week."));
   }
 
   return { node, load, tick };

@@ -144,8 +144,11 @@ function deleted(id) {
   if (conversation.id === id) newChat();
 }
 
+/** The id of the conversation that the page's address names, or null. */
+const addressed = () => new URLSearchParams(location.hash.slice(1)).get("chat");
+
 async function openFromAddress() {
-  const id = new URLSearchParams(location.hash.slice(1)).get("chat");
+  const id = addressed();
   if (!id || id === conversation.id || !kept.isOn) return;
   const next = await kept.open(id).catch((error) => library.say(error.message));
   if (next) show(next);
@@ -156,7 +159,8 @@ async function keep() {
   const current = conversation;
   await kept.save(current);
   if (current !== conversation || !current.id) return;
-  if (location.hash !== `#chat=${current.id}`) history.replaceState(null, "", `#chat=${current.id}`);
+  // If it names another one by now, that is about to be opened.
+  if (!addressed()) history.replaceState(null, "", `#chat=${current.id}`);
   await library.refresh();
   library.mark(current.id);
 }

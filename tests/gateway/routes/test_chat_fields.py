@@ -318,7 +318,7 @@ async def test_patterns_that_python_cannot_read(
         assert answer.status == 200
     else:
         assert (answer.status, answer.error["param"]) == (400, "tools")
-        assert "$.properties.a.pattern" in answer.error["message"]
+        assert "/properties/a/pattern" in answer.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ async def test_an_invalid_schema_of_arguments_is_refused_with_its_place(
     tools = [{"type": "function", "function": function}]
     answer = await chat(gateway, chat_body(tools=tools))
     assert (answer.status, answer.error["param"]) == (400, "tools[0].function.parameters")
-    assert "$.properties.a.type" in answer.error["message"]
+    assert "/properties/a/type" in answer.error["message"]
 
 
 async def test_models_without_tools_in_their_template(model_dir: Path, tmp_path: Path) -> None:

@@ -483,9 +483,10 @@ def test_who_was_refused_is_said_and_what_helps(
 ) -> None:
     store, own = site.gateway.store, site.gateway.tenant
     key = site.do(store.list_keys(own.id))[0]
+    # More than the other tests on this page have had.
     site.do(store.note_refusals([
-        Refused(own.id, key.id, "model_not_found", 1),
-        Refused(own.id, key.id, "insufficient_quota", 7),
+        Refused(own.id, key.id, "model_not_found", 1_000),
+        Refused(own.id, key.id, "insufficient_quota", 7_000),
     ]))  # fmt: skip
     page = open_admin()
     for _ in range(2):
