@@ -40,7 +40,7 @@ from grammar.validation import Report
 from grammar.vocabulary import Vocabulary
 
 _TOO_DEEP = "its rules or schemas lead through too many others"
-_WALL_PER_CPU = 5.0
+_WALL_PER_CPU = 20.0
 """The time that a job may take for each second of processor time: on a busy machine it waits."""
 _MAX_JOBS = 1_000  # of one worker, which is then replaced, because its memory becomes fragmented
 
@@ -165,11 +165,13 @@ class WorkerPool:
 
     def _attempt(self, job: Job) -> Result:
         worker = self._lease()
+        wall_s = self._timeout_s * _WALL_PER_CPU
         try:
-            reply = worker.ask(job, self._timeout_s * _WALL_PER_CPU)
-        except TimeoutError:
+            reply = worker.ask(job, wall_s)
+        except TimeoutError:  # What uses its processor time is ended by that.
             self._replace(worker)
-            raise CompileTimeout(self._timeout_s) from None
+            cause = f"it did not get {self._timeout_s:g} s of processor time in {wall_s:g} s"
+            raise CompilerUnavailable(cause) from None
         except (EOFError, OSError):
             raise self._death(self._replace(worker)) from None
         except BaseException:  # Also for an interrupt: a lost entry would leave others waiting.

@@ -421,6 +421,18 @@ def test_validation_needs_no_vocabulary_and_can_be_killed() -> None:
         assert pool.validate(spec, '"a"').passed
 
 
+def test_a_job_without_processor_time_is_not_called_too_costly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = GrammarSpec.from_schema({"type": "boolean"}, strict=False)
+    with WorkerPool() as pool:
+        monkeypatch.setattr("grammar.pool._WALL_PER_CPU", 0.0)
+        with pytest.raises(CompilerUnavailable, match="processor time"):
+            pool.validate(spec, "true")
+        monkeypatch.undo()
+        assert pool.validate(spec, "true").passed
+
+
 def test_without_an_eos_nothing_is_compiled() -> None:
     spec = GrammarSpec.from_schema({"type": "boolean"})
     with WorkerPool(Vocabulary([b"true", b"false"], [7], [], size=2)) as pool:
