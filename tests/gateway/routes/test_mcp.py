@@ -231,6 +231,24 @@ async def test_cancelling_ends_the_call(place: Place) -> None:
     assert (await place.gateway.usage(1)).requests == 1
 
 
+async def test_one_that_is_cancelled_as_a_turn_begins_has_no_further_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    responses = place.gateway.app.state.services.responses
+    admit = responses._admission.admit
+
+    async def admit_and_cancel(*asked: Any, **options: Any) -> Any:
+        for run in responses._running.values():
+            run.cancel()
+        return await admit(*asked, **options)
+
+    monkeypatch.setattr(responses._admission, "admit", admit_and_cancel)
+    response = await place.ask(call(), "Seven degrees. " * 50)
+    assert response.status == "cancelled"
+    assert response.output[1].output == "It is 7 degrees in Oslo."
+    assert len(response.output_text) < len("Seven degrees. " * 50)
+
+
 async def test_a_client_that_leaves_ends_the_call(place: Place) -> None:
     asking = asyncio.create_task(place.ask(call("wait")))
     await place.weather.begun.wait()
