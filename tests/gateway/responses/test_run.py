@@ -55,7 +55,7 @@ class Site:
 
 
 @asynccontextmanager
-async def site(model_dir: Path, play: Play, **options: float) -> AsyncIterator[Site]:
+async def site(model_dir: Path, play: Play, **options: Any) -> AsyncIterator[Site]:
     async with bench(model_dir, **options) as here:
         here.double.script = lambda prompt: play
         made = Site(here)
