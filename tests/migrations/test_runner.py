@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
 FOLDER = Path(migrations.__file__).parent
-FIRST_RELEASE = "0113"
-SCHEMA_OF_FIRST_RELEASE = "0904228b5c945bf4"
+FIRST_RELEASE = "0114"
+SCHEMA_OF_FIRST_RELEASE = "ff54419a3033629c"
 """What ``sql/schema`` is, as the first digits of its SHA-256."""
 ROWS_OF_THE_RELEASE = (
     "INSERT INTO tenant (id, name) SELECT gen_random_uuid(), n FROM unnest('{a,b}'::text[]) AS n",

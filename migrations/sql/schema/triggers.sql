@@ -40,7 +40,7 @@ CREATE TRIGGER project_audit AFTER INSERT OR UPDATE OR DELETE ON project
 -- All columns but last_used_at: last uses are written for thousands of keys at once.
 CREATE TRIGGER api_key_audit
     AFTER INSERT OR DELETE OR UPDATE OF
-        id, tenant_id, project_id, public_id, key_hash, name, scopes, allowed_models,
+        id, tenant_id, project_id, public_id, key_hash, name, user_name, scopes, allowed_models,
         model_aliases, created_at, expires_at, revoked_at, revoke_at, replaces_key_id
     ON api_key
     FOR EACH ROW EXECUTE FUNCTION audit_change('key');
