@@ -79,4 +79,4 @@ def test_a_head_at_rest_adds_hardly_any(monkeypatch: pytest.MonkeyPatch) -> None
         synthetic_acceptance_length=1.0,
     )
     assert launches == [NUM_PROMPTS] * 2
-    assert resting < 1.05 * plain
+    assert resting <= plain + 8
