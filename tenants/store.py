@@ -9,7 +9,6 @@ from uuid import UUID
 
 import msgspec
 
-from tenants import queries
 from tenants.batch_queue import BatchQueue
 from tenants.batches import Batcher, send_each
 from tenants.chats import Chats
@@ -66,8 +65,6 @@ estimate was wrong must not wait for long."""
 
 UPKEEP_TIMEOUT_S = 60.0
 """For statements that no request waits for."""
-
-_SQL = queries.load()
 
 
 class _More(NamedTuple):
@@ -205,14 +202,14 @@ class Store(Directory):
     async def note_refusals(self, refused: Sequence[Refused]) -> None:
         """Count refusals. Those of tenants that are not there are left out."""
         columns = [list(column) for column in zip(*refused, strict=True)][:4]
-        await self._connections.fetch(_SQL["note_refusals"], columns)
+        await self._all("note_refusals", *columns)
 
     async def list_refusals(
         self, tenant_id: UUID | None = None, *, since: datetime, limit: int
     ) -> Sequence[Refused]:
         """Who was refused and why, whole hours from the one of ``since`` on, those first who were
         most often."""
-        rows = await self._connections.fetch(_SQL["list_refusals"], (tenant_id, since, limit))
+        rows = await self._all("list_refusals", tenant_id, since, limit)
         return [Refused(**row) for row in rows]
 
     async def list_budgets(self, tenant_id: UUID | None, *, limit: int) -> Sequence[BudgetUse]:
