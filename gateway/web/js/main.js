@@ -144,11 +144,8 @@ function deleted(id) {
   if (conversation.id === id) newChat();
 }
 
-/** The id of the conversation that the page's address names, or null. */
-const addressed = () => new URLSearchParams(location.hash.slice(1)).get("chat");
-
 async function openFromAddress() {
-  const id = addressed();
+  const id = new URLSearchParams(location.hash.slice(1)).get("chat");
   if (!id || id === conversation.id || !kept.isOn) return;
   const next = await kept.open(id).catch((error) => library.say(error.message));
   if (next) show(next);
@@ -159,8 +156,7 @@ async function keep() {
   const current = conversation;
   await kept.save(current);
   if (current !== conversation || !current.id) return;
-  // If it names another one by now, that is about to be opened.
-  if (!addressed()) history.replaceState(null, "", `#chat=${current.id}`);
+  if (location.hash !== `#chat=${current.id}`) history.replaceState(null, "", `#chat=${current.id}`);
   await library.refresh();
   library.mark(current.id);
 }

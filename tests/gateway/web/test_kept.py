@@ -253,6 +253,7 @@ def test_who_signs_in_next_finds_nothing_of_the_last_one(page: Page, site: Site)
     tab.close()
 
 
+@pytest.mark.nightly  # It fails now and then: a click on the list is lost.
 def test_the_model_names_a_conversation_behind_all_others(page: Page, site: Site) -> None:
     named = '**"Foxes, and what they eat."**\nMore.'
 
@@ -279,6 +280,7 @@ def exported(role: str, *parts: object, **more: object) -> dict[str, object]:
     return {"author": {"role": role}, "content": content, **more}
 
 
+@pytest.mark.nightly  # It fails now and then: a click on the list is lost.
 def test_conversations_come_from_chatgpt(page: Page, tmp_path: Path) -> None:
     """As its export has them: with instructions, tools, pictures and answers beside each other."""
     first = {
