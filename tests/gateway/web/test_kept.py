@@ -216,6 +216,7 @@ def test_a_conversation_leaves_as_text_and_comes_back(page: Page, tmp_path: Path
     expect(page.locator(".turn")).to_have_count(2)
     expect(page.locator(".turn.assistant .prose")).to_have_text(NASTY)
     assert page.locator("img").count() == 0
+    expect(listed(page)).to_have_count(3)  # what the list has to say is said
     for bad in ("{", "{}", json.dumps(exported | {"messages": [{"id": "a", "parent_id": "b"}]})):
         (tmp_path / "bad").write_text(bad)
         page.set_input_files("#library-import", tmp_path / "bad")
