@@ -1,22 +1,20 @@
-"""Records when keys were last used, with one statement per interval."""
+"""Records when keys were last used."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from uuid import UUID
 
-from tenants.errors import TenantsError
-from tenants.outage import OutageLog
+from tenants.noted import Noted
 from tenants.store import Store
 
-logger = logging.getLogger(__name__)
 
+class LastUsed(Noted[UUID, datetime]):
+    """The last use of each key; given to the authenticator."""
 
-class LastUsed:
-    """Collects uses of keys; ``run`` writes them. One per process, given to the authenticator."""
+    failure = "%d last uses of keys not written: %s"
+    recovery = "Last uses of keys are written again"
 
     def __init__(
         self,
@@ -26,38 +24,17 @@ class LastUsed:
         max_keys: int = 100_000,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """``max_keys``: the most keys in memory while the store is away; uses of others are
-        dropped."""
+        super().__init__(interval_s, max_keys)
         self._store = store
-        self._interval_s = interval_s
-        self._max_keys = max_keys
         self._now = now
-        self._noted: dict[UUID, datetime] = {}
-        self._outage = OutageLog(logger)
 
     def note(self, key_id: UUID) -> None:
         """Record that the key is used now."""
-        if key_id in self._noted or len(self._noted) < self._max_keys:
+        if self._has_room(key_id):
             self._noted[key_id] = self._now()
 
-    async def run(self) -> None:
-        """Write every ``interval_s`` until cancelled, and once more then."""
-        try:
-            while True:
-                await asyncio.sleep(self._interval_s)
-                await self.flush()
-        finally:
-            await self.flush()
+    async def _write(self, noted: dict[UUID, datetime]) -> None:
+        await self._store.touch_keys(noted)
 
-    async def flush(self) -> None:
-        """Write the recorded uses, or keep them for the next time if the store fails."""
-        noted, self._noted = self._noted, {}
-        if not noted:
-            return
-        try:
-            await self._store.touch_keys(noted)
-        except TenantsError as error:
-            self._noted = {**noted, **self._noted}
-            self._outage.failed("%d last uses of keys not written: %s", len(noted), error)
-        else:
-            self._outage.succeeded("Last uses of keys are written again")
+    def _joined(self, earlier: datetime, later: datetime) -> datetime:
+        return later

@@ -1,58 +1,34 @@
-"""Records who was refused and why, with one statement per interval."""
+"""Records who was refused and why."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections import Counter
 from uuid import UUID
 
-from tenants.errors import TenantsError
-from tenants.outage import OutageLog
+from tenants.noted import Noted
 from tenants.store import Store
 from tenants.types import ApiKey, Refused
 
-logger = logging.getLogger(__name__)
 
+class RefusalLog(Noted[tuple[UUID, UUID, str], int]):
+    """How often each key was refused with each code."""
 
-class RefusalLog:
-    """Counts refusals; ``run`` writes them. One per process."""
+    failure = "%d kinds of refusals not written: %s"
+    recovery = "Refusals are written again"
 
     def __init__(
         self, store: Store, *, interval_s: float = 10.0, max_entries: int = 100_000
     ) -> None:
-        """``max_entries``: the most kinds of refusals, of all keys, in memory while the store is
-        away; others are dropped."""
+        super().__init__(interval_s, max_entries)
         self._store = store
-        self._interval_s = interval_s
-        self._max_entries = max_entries
-        self._noted = Counter[tuple[UUID, UUID, str]]()
-        self._outage = OutageLog(logger)
 
     def note(self, key: ApiKey, code: str) -> None:
         """Count a request of the key that is refused now, with this code."""
         entry = key.tenant_id, key.id, code
-        if entry in self._noted or len(self._noted) < self._max_entries:
-            self._noted[entry] += 1
+        if self._has_room(entry):
+            self._noted[entry] = self._noted.get(entry, 0) + 1
 
-    async def run(self) -> None:
-        """Write every ``interval_s`` until cancelled, and once more then."""
-        try:
-            while True:
-                await asyncio.sleep(self._interval_s)
-                await self.flush()
-        finally:
-            await self.flush()
+    async def _write(self, noted: dict[tuple[UUID, UUID, str], int]) -> None:
+        await self._store.note_refusals([Refused(*one, times) for one, times in noted.items()])
 
-    async def flush(self) -> None:
-        """Write what was counted, or keep it for the next time if the store fails."""
-        noted, self._noted = self._noted, Counter()
-        if not noted:
-            return
-        try:
-            await self._store.note_refusals([Refused(*one, times) for one, times in noted.items()])
-        except TenantsError as error:
-            self._noted.update(noted)
-            self._outage.failed("%d kinds of refusals not written: %s", len(noted), error)
-        else:
-            self._outage.succeeded("Refusals are written again")
+    def _joined(self, earlier: int, later: int) -> int:
+        return earlier + later
