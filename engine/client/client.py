@@ -78,6 +78,19 @@ def _ignore_tokens(_now: float, _since: Sequence[float]) -> None:
 class EngineClient:
     """Owns one engine process. Call its methods only on the event loop that called ``start``."""
 
+    # What others hear of it, where they set these.
+    on_lost: OnLost | None = None
+    on_ended: Callable[[], None] | None = None
+    """Called when the engine has ended, as ``epoch`` and ``was_killed`` say."""
+    on_change: Callable[[], None] | None = None
+    """Called when the engine begins or ceases to be ready."""
+    on_begun: Callable[[RequestStream, int], None] | None = None
+    """Called with the first output of each request, and with its cached tokens."""
+    on_step: Callable[[], None] | None = None
+    """Called after the outputs of each step, while it is set."""
+    on_report: Callable[[], None] | None = None
+    """Called with each new ``stats``."""
+
     def __init__(
         self,
         config: EngineConfig,
@@ -144,17 +157,6 @@ class EngineClient:
         self.around_outputs: AbstractContextManager[object] = contextlib.nullcontext()
         """Entered anew for every ``BURST`` outputs of a step, while they are delivered. Must not
         raise."""
-        self.on_lost: OnLost | None = None
-        self.on_ended: Callable[[], None] | None = None
-        """Called when the engine has ended, as ``epoch`` and ``was_killed`` say."""
-        self.on_change: Callable[[], None] | None = None
-        """Called when the engine begins or ceases to be ready."""
-        self.on_begun: Callable[[RequestStream, int], None] | None = None
-        """Called with the first output of each request, and with its cached tokens."""
-        self.on_step: Callable[[], None] | None = None
-        """Called after the outputs of each step, while it is set."""
-        self.on_report: Callable[[], None] | None = None
-        """Called with each new ``stats``."""
         self._leaving: set[str] = set()
         """Ids of requests that are aborted here to go on elsewhere."""
         self._num_others = 0
