@@ -39,6 +39,10 @@ def union(pairs: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(merged)
 
 
+def without(ranges: Ranges, *others: tuple[int, int]) -> Ranges:
+    return all_but(union([*all_but(ranges), *others]))
+
+
 def all_but(ranges: Ranges) -> Ranges:
     """All characters outside of ``ranges``. Halves of surrogate pairs are no characters."""
     taken = union([*ranges, (0xD800, 0xDFFF)])
@@ -565,7 +569,7 @@ def written_class(chars: Ranges) -> str:
     """A class of characters as an expression. derivre lets ``"`` and ``\\`` into JSON where a
     class has all control characters but not both. NUL, which is never generated, is one of them."""
     if not all(any(low <= ord(char) <= high for low, high in chars) for char in '"\\'):
-        chars = all_but(union([*all_but(chars), (0, 0)]))
+        chars = without(chars, (0, 0))
     if chars == _CHAR.chars or not chars:
         return r"[\s\S]" if chars else r"[^\s\S]"
     if len(chars) == 1 and chars[0][0] == chars[0][1]:

@@ -22,6 +22,7 @@ from grammar.schema.languages import (
     TooComplex,
     all_but,
     union,
+    without,
     written_class,
     written_ranges,
 )
@@ -130,10 +131,9 @@ class _Chars:
     @property
     def text(self) -> str:
         if self.properties:
-            # Without NUL, as in ``written_class``.
-            nul = ((0, 0),)
-            without = all_but(union([*all_but(self.ranges), *nul]))
-            ranges = union([*self.ranges, *nul]) if self.negated else without
+            # NUL is left out as in ``written_class``.
+            nul = (0, 0)
+            ranges = union([*self.ranges, nul]) if self.negated else without(self.ranges, nul)
             inside = f"{written_ranges(ranges)}{self.properties}"
             return f"[{'^' * self.negated}{inside}]"
         return written_class(self.all)
@@ -155,7 +155,7 @@ class _Chars:
     def json(self) -> str | None:
         if self.properties:
             return None
-        safe = all_but(union([*all_but(self.all), *_JSON_UNSAFE]))
+        safe = without(self.all, *_JSON_UNSAFE)
         return written_class(safe) if safe else None
 
 
