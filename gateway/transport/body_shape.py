@@ -50,14 +50,14 @@ class JsonCounts:
         if self._early:
             piece = b"".join((*self._early, piece))
             self._early = []
-        self.count(piece)
+        self._count(piece)
 
     @property
     def found(self) -> tuple[int, int, int]:
         """The number of arrays and objects, of quotation marks, and of commas between values."""
         return self._containers, self._quotes, self._commas
 
-    def count(self, piece: bytes) -> None:
+    def _count(self, piece: bytes) -> None:
         """Count a piece of a text that is not short. Raises ``PayloadTooLarge``."""
         piece = self._carry + piece
         self._carry = b"\\" if _ends_in_escape(piece) else b""
@@ -82,7 +82,7 @@ class JsonCounts:
         """Count a whole text, whatever its size, with those before it. Raises
         ``PayloadTooLarge``."""
         for piece in cut(text):
-            self.count(piece)
+            self._count(piece)
         self._in_string, self._carry = False, b""
 
 
