@@ -48,6 +48,17 @@ def load(path: Path) -> Secrets:
         raise SecretsError(f"{path}: not a secrets file: {exc}") from None
 
 
+def ensure(path: Path) -> bool:
+    """Make the file unless it is there; returns whether this call did. Several may try at once."""
+    if path.exists():
+        return False
+    try:
+        create(path)
+    except SecretsError:
+        return False
+    return True
+
+
 def create(path: Path) -> Secrets:
     """Make new secrets, and write them to ``path`` (mode 0600). Raises ``SecretsError`` if that
     exists.

@@ -91,9 +91,8 @@ class DataDir:
         """The server's secrets, created if there are none. Raises ``SecretsError``."""
         from gateway import secrets
 
-        if self.secrets_file.exists():
-            return secrets.load(self.secrets_file)
-        return secrets.create(self.secrets_file)
+        secrets.ensure(self.secrets_file)
+        return secrets.load(self.secrets_file)
 
     def load_keys(self) -> Keys | None:
         """The stored keys; None when there is no file, or not one of ours."""

@@ -157,7 +157,6 @@ def migrate(
     """Bring the database's schema up to date; make the server's secrets if there are none."""
     import migrations
     from gateway import secrets
-    from gateway.errors import SecretsError
     from tenants.store import Store
 
     async def upgrade(dsn: str) -> tuple[str | None, str | None]:
@@ -172,15 +171,6 @@ def migrate(
         finally:
             await store.close()
 
-    def made_secrets(path: Path) -> bool:
-        try:
-            secrets.create(path)
-        except SecretsError:
-            if path.exists():  # made meanwhile, by a migration at the same time
-                return False
-            raise
-        return True
-
     with opened(config, data_dir) as database:
         before, after = asyncio.run(upgrade(database.dsn))
         if database.secrets_file.exists():
@@ -191,7 +181,7 @@ def migrate(
                 " that only work with the one that they were made with. Copy it from a gateway or a"
                 " backup; if it is lost, --new-secrets makes another."
             )
-        elif made_secrets(database.secrets_file):
+        elif secrets.ensure(database.secrets_file):
             print(f"Made {database.secrets_file}: every gateway on this database needs this file.")
     if before == after:
         print(f"The schema is at {after} already.")
