@@ -161,8 +161,11 @@ async function keep() {
   library.mark(current.id);
 }
 
-async function named(current) {
-  if (await titles.make(current, modelChoice.chosen).catch(() => false)) await library.refresh();
+/** The next question may come before this is done. */
+async function keepNamed(current) {
+  const isDue = titles.isDue(current);
+  await keep();
+  if (isDue && (await titles.make(current, modelChoice.chosen).catch(() => false))) await library.refresh();
 }
 
 /** Another tab has changed a conversation. */
@@ -222,7 +225,7 @@ function read(next, view) {
     turn = null;
     composer.setBusy(false);
     redraw.now();
-    keep().then(() => named(conversation));
+    keepNamed(conversation);
     byId("announcer").textContent = view.spoken;
   };
   composer.setBusy(true);

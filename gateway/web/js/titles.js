@@ -16,16 +16,21 @@ export class Titles {
     this.#box.addEventListener("change", () => store(STORAGE_KEY, this.#box.checked, localStorage));
   }
 
+  /** Whether a conversation has its first answer, by which it is named, and the reader wants that. */
+  isDue(conversation) {
+    const answers = conversation.nodes.filter(({ role }) => role === "assistant");
+    return this.#box.checked && answers.length === 1 && Boolean(answers[0].content) && !answers[0].fault;
+  }
+
   /**
-   * Name a conversation by its first answer; once only, and not where somebody has named it.
+   * Name a conversation for which it is due, but not where somebody has named it.
    *
    * @returns {Promise<boolean>} whether it has another title now
    */
   async make(conversation, model) {
     const [question, answer] = conversation.messages;
-    const isFirst = conversation.nodes.filter(({ role }) => role === "assistant").length === 1;
     const { title } = conversation.metadata; // the question's first line so far
-    if (!this.#box.checked || !conversation.id || !isFirst || !answer?.content || answer.fault) return false;
+    if (!conversation.id) return false;
     const made = await this.#asked(question, answer, model);
     // Meanwhile it may have been renamed, here or elsewhere.
     if (!made || (await this.#kept.metadata(conversation.id)).title !== title) return false;
