@@ -44,6 +44,31 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted_tokens: int = 0
 
 
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture in a prompt, already resized for the model.
+
+    Inside its span, tokens with the id of the model's image token take the encoder's outputs, in
+    order; others (breaks between rows of patches) keep their embeddings.
+    """
+
+    offset: int
+    """Index in ``prompt_token_ids`` of the first token of its span."""
+    num_tokens: int
+    """Of the span."""
+    height: int
+    """Of the pixels, as ``width``."""
+    width: int
+    digest: bytes
+    """32 bytes: BLAKE3 over mode, size, the bytes of the pixels and the parameters of their
+    processing. Made by the gateway, never named by a client: pictures of equal digests and equal
+    cache salts pass for the same."""
+    pixels: bytes = b""
+    """RGB, a byte each, row by row; see ``segment``."""
+    segment: str = ""
+    """In place of ``pixels``: the file in /dev/shm that holds them, for an engine on the same
+    host."""
+
+
 IDLE_PRIORITY = 2**40
 """Of requests that run only when nobody else wants the engine. No client can ask for it, and no
 waiting makes up for it."""
@@ -87,6 +112,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     are computed again like those of a preempted request, and is not refused for a full queue."""
     pooling: PoolingParams | None = None
     """Set for all requests of a model that pools, and for no others."""
+    images: list[Image] = []
+    """The pictures of the prompt, by ascending offsets; their spans are disjoint."""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from engine.messages import GenerateRequest
     from engine.sampling_params import SamplingParams
+    from engine.vision import Vision
 
 
 class RequestChecks:
@@ -26,10 +27,12 @@ class RequestChecks:
         max_cached_tokens: int,
         max_logprobs: int,
         pools: bool = False,
+        vision: Vision | None = None,
     ) -> None:
         """max_cached_tokens: tokens that the whole KV cache holds. max_logprobs: -1 for no limit.
-        pools: the model makes vectors or scores, not text."""
+        pools: the model makes vectors or scores, not text. vision: of a model that sees."""
         self._pools = pools
+        self._vision = vision
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_logprobs = max_logprobs
@@ -43,6 +46,7 @@ class RequestChecks:
         if not prompt:
             raise InvalidRequest("prompt_token_ids is empty")
         self._check_ids("prompt_token_ids", prompt)
+        self._check_images(message)
         if self._pools or message.pooling is not None:
             self._check_pooling(message)
             return
@@ -52,6 +56,18 @@ class RequestChecks:
         self._check_params(message.params)
         _check_terms(message)
         self._check_length(len(prompt), message.params.max_tokens)
+
+    def _check_images(self, message: GenerateRequest) -> None:
+        if not message.images:
+            return
+        if self._vision is None:
+            raise InvalidRequest("images: the model does not see; leave them out")
+        end = 0
+        for index, image in enumerate(message.images):
+            try:
+                end = self._vision.check(image, message.prompt_token_ids, end)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"images[{index}].{error}") from None
 
     def _check_length(self, num_prompt: int, max_tokens: int | None) -> None:
         limit = self.max_total_tokens

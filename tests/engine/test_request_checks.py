@@ -9,22 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest
-from engine.messages import GenerateRequest
+from engine.messages import GenerateRequest, Image
 from engine.request_checks import RequestChecks
 from engine.sampling_params import SamplingParams
+from engine.vision import Vision
 
 VOCAB_SIZE = 50
+IMAGE_TOKEN = 40
 PARAMS = frozenset(SamplingParams.__struct_fields__)
 
 
 def make_checks(
-    max_model_len: int = 20, max_cached_tokens: int = 1000, max_logprobs: int = 20
+    max_model_len: int = 20,
+    max_cached_tokens: int = 1000,
+    max_logprobs: int = 20,
+    vision: Vision | None = None,
 ) -> RequestChecks:
     return RequestChecks(
         vocab_size=VOCAB_SIZE,
         max_model_len=max_model_len,
         max_cached_tokens=max_cached_tokens,
         max_logprobs=max_logprobs,
+        vision=vision,
     )
 
 
@@ -99,3 +105,48 @@ def test_what_is_accepted_fits_and_what_fits_is_accepted(
     else:
         assert fits
         assert at_least <= checks.max_total_tokens
+
+
+def image(**fields: Any) -> Image:
+    """Two rows of two image tokens, a break between them."""
+    whole = {"offset": 1, "num_tokens": 5, "height": 4, "width": 4, "digest": b"d" * 32}
+    return Image(**{**whole, "pixels": b"p" * 48, **fields})
+
+
+SEEN = [1, IMAGE_TOKEN, IMAGE_TOKEN, 2, IMAGE_TOKEN, IMAGE_TOKEN]
+
+
+def test_a_model_that_does_not_see_refuses_images_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="images: the model does not see"):
+        make_checks().check(request(SEEN, images=[image()]))
+
+
+def test_images_that_fit_their_spans() -> None:
+    checks = make_checks(vision=Vision(image_token_id=IMAGE_TOKEN, side=2, max_size=8))
+    checks.check(request(SEEN, max_tokens=4))
+    checks.check(request(SEEN, max_tokens=4, images=[image()]))
+    checks.check(request(SEEN, max_tokens=4, images=[image(pixels=b"", segment="a")]))
+    checks.check(request(SEEN + SEEN, max_tokens=4, images=[image(), image(offset=7)]))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([image(offset=-1)], r"images\[0\].offset must be at least 0, .* got -1"),
+        ([image(), image(offset=5)], r"images\[1\].offset must be at least 6, .* got 5"),
+        ([image(num_tokens=0)], r"images\[0\].num_tokens must be in \[1, 5\] .* got 0"),
+        ([image(num_tokens=6)], r"num_tokens must be in \[1, 5\] after offset 1 .* got 6"),
+        ([image(height=5)], r"images\[0\].height must be a multiple of 2, got 5"),
+        ([image(width=0)], r"images\[0\].width must be a multiple of 2, got 0"),
+        ([image(width=10)], r"images\[0\].width must be at most 8, got 10"),
+        ([image(width=2)], r"5 tokens from 1 on has 4 image tokens, but 4 x 2 pixels make 2"),
+        ([image(digest=b"")], r"images\[0\].digest must have 32 bytes, got 0"),
+        ([image(pixels=b"p")], r"images\[0\].pixels must have 48 bytes for 4 x 4 .* got 1"),
+        ([image(segment="a")], r"images\[0\].pixels or segment must be given, and not both"),
+        ([image(pixels=b"")], r"images\[0\].pixels or segment must be given, and not both"),
+    ],
+)
+def test_images_that_are_refused(images: list[Image], message: str) -> None:
+    checks = make_checks(vision=Vision(image_token_id=IMAGE_TOKEN, side=2, max_size=8))
+    with pytest.raises(InvalidRequest, match=message):
+        checks.check(request(SEEN, images=images))

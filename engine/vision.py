@@ -1,0 +1,67 @@
+"""How a model sees, as far as those who never import torch must know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from engine.messages import Image
+
+_DIGEST_BYTES = 32
+
+
+class Vision(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint's config says of its pictures, with the same names for all families."""
+
+    image_token_id: int
+    side: int
+    """An image token stands for a square of so many pixels a side."""
+    max_size: int | None = None
+    """Most pixels of a picture's height or width; None: any number."""
+
+    def grid(self, image: Image) -> tuple[int, int]:
+        """Rows and columns of its image tokens."""
+        return image.height // self.side, image.width // self.side
+
+    def check(self, image: Image, prompt: list[int], start: int) -> int:
+        """The end of the picture's span, which must not begin before ``start``. Raises
+        ``InvalidRequest``, whose message begins with a field of ``Image``."""
+        if image.offset < start:
+            raise InvalidRequest(
+                f"offset must be at least {start}, where the picture before it ends, got"
+                f" {image.offset}"
+            )
+        end = image.offset + image.num_tokens
+        if image.num_tokens < 1 or end > len(prompt):
+            raise InvalidRequest(
+                f"num_tokens must be in [1, {len(prompt) - image.offset}] after offset"
+                f" {image.offset} of {len(prompt)} prompt tokens, got {image.num_tokens}"
+            )
+        for field, pixels in (("height", image.height), ("width", image.width)):
+            if pixels < 1 or pixels % self.side:
+                raise InvalidRequest(f"{field} must be a multiple of {self.side}, got {pixels}")
+            if self.max_size is not None and pixels > self.max_size:
+                raise InvalidRequest(f"{field} must be at most {self.max_size}, got {pixels}")
+        rows, columns = self.grid(image)
+        num_found = prompt[image.offset : end].count(self.image_token_id)
+        if num_found != rows * columns:
+            raise InvalidRequest(
+                f"num_tokens: the span of {image.num_tokens} tokens from {image.offset} on has"
+                f" {num_found} image tokens, but {image.height} x {image.width} pixels make"
+                f" {rows * columns}"
+            )
+        if len(image.digest) != _DIGEST_BYTES:
+            raise InvalidRequest(f"digest must have {_DIGEST_BYTES} bytes, got {len(image.digest)}")
+        num_bytes = 3 * image.height * image.width
+        if bool(image.pixels) == bool(image.segment):
+            raise InvalidRequest("pixels or segment must be given, and not both")
+        if image.pixels and len(image.pixels) != num_bytes:
+            raise InvalidRequest(
+                f"pixels must have {num_bytes} bytes for {image.height} x {image.width} in RGB,"
+                f" got {len(image.pixels)}"
+            )
+        return end
