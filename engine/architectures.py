@@ -60,6 +60,12 @@ NATIVE = {
 }
 """Keyed by the name in a checkpoint's ``architectures``."""
 
+VISION = {
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
+}
+"""Models that see, by the name in a checkpoint's ``architectures``: the module of ``engine.images``
+that prepares their pictures, and that of ``engine.models.vision`` which encodes them."""
+
 ENCODERS = {
     "BertModel": "bert",
     "BertForMaskedLM": "bert",

@@ -7,6 +7,9 @@ EngineError
 ├── AdapterLoadError   an adapter is missing, unreadable or does not fit the model
 ├── AdapterUnloaded    a request for an adapter that was unloaded
 ├── InvalidRequest     a request that can never run (prompt too long, bad parameters)
+│   └── InvalidImage   an image in it that is damaged
+│       ├── ImageTooLarge     too many bytes or pixels, or a side too long for the other
+│       └── UnsupportedImage  no image, or of a format that is not read
 ├── QueueFull          admission refused: too many requests wait already
 └── EngineDead         the engine process is gone or hangs
 """
@@ -40,6 +43,18 @@ class AdapterUnloaded(EngineError):
 
 class InvalidRequest(EngineError, ValueError):
     """A request that can never run."""
+
+
+class InvalidImage(InvalidRequest):
+    """An image that cannot be decoded."""
+
+
+class ImageTooLarge(InvalidImage):
+    """An image of too many bytes or pixels, or of a shape that the model does not see."""
+
+
+class UnsupportedImage(InvalidImage):
+    """No image, or one of a format that is not read."""
 
 
 class QueueFull(EngineError):

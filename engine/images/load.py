@@ -1,0 +1,25 @@
+"""From a model's folder to its image processor."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import msgspec
+
+from engine.architectures import VISION
+from engine.images.processor import ImageProcessor, read_config
+
+
+class _Architectures(msgspec.Struct):
+    architectures: list[str] = []
+
+
+def load_processor(model_dir: Path) -> ImageProcessor | None:
+    """None if the model does not see. Raises ``ModelLoadError`` naming the file and the field."""
+    for architecture in read_config(model_dir, _Architectures).architectures[:1]:
+        if architecture in VISION:
+            module = importlib.import_module(f"engine.images.{VISION[architecture]}")
+            processor: ImageProcessor = module.Processor.load(model_dir)
+            return processor
+    return None

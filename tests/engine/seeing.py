@@ -1,0 +1,149 @@
+"""Random small checkpoints of models that see, with all that prepares a prompt with pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from engine.architectures import VISION
+from tests.engine import toys
+from tests.engine.models import families
+
+QWEN_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}"
+    "{% if part.type == 'image' or 'image' in part or 'image_url' in part %}"
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in part %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN_TOKENS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+SIZES = [(64, 64), (16, 16), (100, 37), (33, 210), (3, 5), (640, 480), (17, 400), (48, 32)]
+"""Width and height of pictures for which ``preprocessor`` has each of its rules apply."""
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """A family."""
+
+    case: families.Case
+    tokens: tuple[str, ...]
+    """Added to ``toys.byte_level``."""
+    template: str
+    preprocessor: dict[str, Any]
+    """preprocessor_config.json"""
+    processor: str
+    """transformers' class for ``AutoProcessor``."""
+
+    @property
+    def name(self) -> str:
+        return self.case.name
+
+    @property
+    def module(self) -> str:
+        return VISION[self.case.architecture]
+
+
+def tokenizer(tokens: tuple[str, ...]) -> Tokenizer:
+    made = toys.byte_level()
+    made.add_special_tokens([AddedToken(token, special=True) for token in tokens])
+    return made
+
+
+def _ids(tokens: tuple[str, ...], **names: str) -> dict[str, int | None]:
+    made = tokenizer(tokens)
+    return {field: made.token_to_id(token) for field, token in names.items()}
+
+
+QWEN3_VL = Seeing(
+    families.Case(
+        "qwen3-vl",
+        "Qwen3VLForConditionalGeneration",
+        {
+            "vocab_size": tokenizer(QWEN_TOKENS).get_vocab_size(),
+            "max_position_embeddings": 512,
+            "num_hidden_layers": 3,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 300.0,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        around={
+            "vision_config": {
+                "depth": 4,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "patch_size": 8,
+                "out_hidden_size": 64,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0, 2],
+                "initializer_range": 0.08,
+            },
+            **_ids(
+                QWEN_TOKENS,
+                image_token_id="<|image_pad|>",
+                video_token_id="<|video_pad|>",
+                vision_start_token_id="<|vision_start|>",
+                vision_end_token_id="<|vision_end|>",
+            ),
+        },
+    ),
+    QWEN_TOKENS,
+    QWEN_TEMPLATE,
+    {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "size": {"shortest_edge": 1024, "longest_edge": 12288},
+        "patch_size": 8,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    },
+    "Qwen3VLProcessor",
+)
+
+FAMILIES = [QWEN3_VL]
+
+
+def write(seeing: Seeing, folder: Path, **changes: Any) -> Path:
+    """A whole checkpoint. changes: fields of the text model's config."""
+    families.write(seeing.case, folder, **changes)
+    return write_processor(seeing, folder)
+
+
+def write_processor(seeing: Seeing, folder: Path, **changes: Any) -> Path:
+    """What surrounds the weights. changes: fields of preprocessor_config.json."""
+    config = folder / "config.json"
+    files: dict[str, object] = {}
+    if not config.exists():
+        files["config"] = {
+            "architectures": [seeing.case.architecture],
+            **(seeing.case.around or {}),
+        }
+    return toys.write_model_folder(
+        folder,
+        tokenizer=tokenizer(seeing.tokens),
+        tokenizer_config={
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "processor_class": seeing.processor,
+            "chat_template": seeing.template,
+            "eos_token": "</s>",
+        },
+        preprocessor_config={**seeing.preprocessor, **changes},
+        **files,
+    )
