@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from types import MappingProxyType
+from typing import Unpack
 from uuid import UUID, uuid4
 
 import msgspec
@@ -37,10 +37,10 @@ from tenants.types import (
     Adapter,
     ApiKey,
     AuditEntry,
+    KeyOptions,
     KeyRecord,
     McpServer,
     Project,
-    Scope,
     Tenant,
 )
 
@@ -173,27 +173,20 @@ class Directory:
         *,
         public_id: str,
         key_hash: bytes,
-        name: str,
-        scopes: Sequence[Scope],
-        expires_at: datetime | None = None,
-        project_id: UUID | None = None,
-        allowed_models: Sequence[str] = (),
-        model_aliases: Mapping[str, str] = MappingProxyType({}),
-        user_name: str | None = None,
+        **options: Unpack[KeyOptions],
     ) -> ApiKey:
-        """Store a key by its hash. ``project_id``: None for the tenant's default project.
-
-        Raises ``ObjectNotFound`` (also for another tenant's project), ``ObjectExists`` (the public
-        id is taken).
-        """
+        """Store a key by its hash. Raises ``ObjectNotFound`` (also for another tenant's project),
+        ``ObjectExists`` (the public id is taken)."""
+        expires_at, project_id = options.get("expires_at"), options.get("project_id")
+        user_name = options.get("user_name")
         check_key(public_id, key_hash, expires_at)
         row = await self._one(
             "create_key",
             *(uuid4(), tenant_id, project_id, public_id, key_hash),
-            normalize_name("name", name),
-            check_scopes(scopes),
-            check_models(allowed_models),
-            msgspec.json.encode(check_aliases(model_aliases)).decode(),
+            normalize_name("name", options["name"]),
+            check_scopes(options["scopes"]),
+            check_models(options.get("allowed_models", ())),
+            msgspec.json.encode(check_aliases(options.get("model_aliases", {}))).decode(),
             expires_at,
             None if user_name is None else normalize_name("user_name", user_name),
             tenant_id=tenant_id,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Required, TypedDict, get_args
 from uuid import UUID
 
 import msgspec
@@ -74,6 +75,19 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     replaces_key_id: UUID | None = None
     user_name: str | None = None
     """Who uses it: all keys of a user find the same conversations."""
+
+
+class KeyOptions(TypedDict, total=False):
+    """What a new key may do, and whose it is, as ``ApiKey`` says."""
+
+    name: Required[str]
+    scopes: Required[Sequence[Scope]]
+    expires_at: datetime | None
+    project_id: UUID | None
+    """Without it, the tenant's default project."""
+    allowed_models: Sequence[str]
+    model_aliases: Mapping[str, str]
+    user_name: str | None
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
-from typing import Required, TypedDict, Unpack, cast
+from typing import Unpack
 from uuid import UUID
 
 from tenants import keys
 from tenants.errors import InvalidValue, ObjectNotFound
 from tenants.names import normalize_name
 from tenants.store import Store
-from tenants.types import ApiKey, Project, Scope, Tenant
-
-
-class KeyOptions(TypedDict, total=False):
-    """The options of ``Store.create_key``."""
-
-    name: Required[str]
-    scopes: Required[Sequence[Scope]]
-    expires_at: datetime | None
-    project_id: UUID | None
-    allowed_models: Sequence[str]
-    model_aliases: Mapping[str, str]
-    user_name: str | None
+from tenants.types import ApiKey, KeyOptions, Project, Tenant
 
 
 async def ensure_tenant(store: Store, name: str) -> Tenant:
@@ -98,34 +84,17 @@ async def create_key(
     pepper: bytes,
     tenant_name: str,
     *,
-    name: str,
-    scopes: Sequence[str],
-    expires_at: datetime | None = None,
     project: str | None = None,
-    allowed_models: Sequence[str] = (),
-    model_aliases: Mapping[str, str] = MappingProxyType({}),
-    user_name: str | None = None,
+    **options: Unpack[KeyOptions],
 ) -> str:
     """``make_key`` by names; its text. ``project`` is created if there is none.
 
     Raises ``ObjectNotFound``, ``InvalidValue`` (an unknown scope, a bad name).
     """
     tenant = await store.get_tenant(tenant_name)
-    project_id = None
     if project is not None:
-        project_id = (await ensure_project(store, tenant, project)).id
-    _, text = await make_key(
-        store,
-        pepper,
-        tenant.id,
-        name=name,
-        scopes=cast("Sequence[Scope]", scopes),  # the store refuses what is no scope
-        expires_at=expires_at,
-        project_id=project_id,
-        allowed_models=allowed_models,
-        model_aliases=model_aliases,
-        user_name=user_name,
-    )
+        options["project_id"] = (await ensure_project(store, tenant, project)).id
+    _, text = await make_key(store, pepper, tenant.id, **options)
     return text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -13,6 +13,7 @@ from gateway.commands.tables import Table, time_of
 
 if TYPE_CHECKING:
     from tenants.store import Store
+    from tenants.types import Scope
 
 app = typer.Typer(help="Create, list, rotate and revoke API keys.", no_args_is_help=True)
 
@@ -62,11 +63,11 @@ async def create(
     text = await provisioning.create_key(
         store,
         pepper,
-        tenant_name=tenant,
-        name=name,
-        scopes=scope or ["chat"],
-        expires_at=expires_at,
+        tenant,
         project=project,
+        name=name,
+        scopes=cast("list[Scope]", scope or ["chat"]),  # the store refuses what is no scope
+        expires_at=expires_at,
         allowed_models=model or (),
         model_aliases=_aliases(model_alias or ()),
         user_name=user,

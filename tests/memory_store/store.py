@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Unpack, cast
 from uuid import UUID, uuid4
 
 import msgspec
@@ -45,12 +44,12 @@ from tenants.store import NO_TIME, Store
 from tenants.types import (
     ApiKey,
     AuditEntry,
+    KeyOptions,
     KeyRecord,
     Principal,
     Project,
     Refused,
     RunningRequest,
-    Scope,
     Tenant,
     UsageBucket,
     UsageEvent,
@@ -246,31 +245,26 @@ class MemoryStore(MemoryAdapters, MemoryMcpServers, Store):
         *,
         public_id: str,
         key_hash: bytes,
-        name: str,
-        scopes: Sequence[Scope],
-        expires_at: datetime | None = None,
-        project_id: UUID | None = None,
-        allowed_models: Sequence[str] = (),
-        model_aliases: Mapping[str, str] = MappingProxyType({}),
-        user_name: str | None = None,
+        **options: Unpack[KeyOptions],
     ) -> ApiKey:
+        expires_at, user_name = options.get("expires_at"), options.get("user_name")
         check_key(public_id, key_hash, expires_at)
         key = ApiKey(
             id=uuid4(),
             tenant_id=tenant_id,
             project_id=tenant_id,  # until it is known that the tenant exists
             public_id=public_id,
-            name=normalize_name("name", name),
-            scopes=check_scopes(scopes),
+            name=normalize_name("name", options["name"]),
+            scopes=check_scopes(options["scopes"]),
             created_at=self._now(),
             expires_at=expires_at,
-            allowed_models=check_models(allowed_models),
-            model_aliases=check_aliases(model_aliases),
+            allowed_models=check_models(options.get("allowed_models", ())),
+            model_aliases=check_aliases(options.get("model_aliases", {})),
             user_name=None if user_name is None else normalize_name("user_name", user_name),
         )
         if tenant_id not in self._tenants:
             raise ObjectNotFound("tenant", tenant_id)
-        project = self._project(tenant_id, project_id)
+        project = self._project(tenant_id, options.get("project_id"))
         return self._add_key(msgspec.structs.replace(key, project_id=project.id), key_hash)
 
     def _project(self, tenant_id: UUID, project_id: UUID | None) -> Project:
