@@ -253,9 +253,9 @@ async def run(
         await store.close()
 
 
-async def on_own_server(work: Callable[[str], Awaitable[T]]) -> T:
-    """Run ``work`` on an embedded server that is removed afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
+async def on_own_server(work: Callable[[str], Awaitable[T]], kept: Path | None = None) -> T:
+    """Run ``work`` on an embedded server, in the folder ``kept`` or in one that is removed."""
+    folder = kept or Path(tempfile.mkdtemp(prefix="sluice-bench-"))
     server = EmbeddedPostgres(folder)
     try:
         dsn = await asyncio.to_thread(server.start)
@@ -263,7 +263,8 @@ async def on_own_server(work: Callable[[str], Awaitable[T]]) -> T:
         return await work(dsn)
     finally:
         await asyncio.to_thread(server.stop)
-        shutil.rmtree(folder)
+        if kept is None:
+            shutil.rmtree(folder)
 
 
 def main() -> None:

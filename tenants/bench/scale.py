@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -263,14 +264,15 @@ def _event(key: ApiKey, request_id: UUID) -> UsageEvent:
 
 
 async def run(dsn: str, size: Size, *, per_s: float, seconds: float) -> Scale:
-    """Fill a migrated, empty database and measure it."""
+    """Fill a migrated database, unless it is filled already, and measure it."""
     began = time.perf_counter()
-    await fill(dsn, size)
-    filled_s = time.perf_counter() - began
     store = await Store.connect(dsn)
     try:
         scale = Scale(dsn, store, size, per_s)
-        scale.lines.append(Line("filling, in s", size.rows, filled_s, filled_s, filled_s))
+        if not await store.has_keys():
+            await fill(dsn, size)
+            filled_s = time.perf_counter() - began
+            scale.lines.append(Line("filling, in s", size.rows, filled_s, filled_s, filled_s))
         await scale.sums()
         await scale.settlements(seconds)
         return scale
@@ -286,6 +288,7 @@ def main() -> None:
     parser.add_argument("--old-rows", type=int, default=8_000_000)
     parser.add_argument("--per-s", type=float, default=200.0, help="settlements a second")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--data-dir", type=Path, help="keep the filled database here, or use it")
     given = parser.parse_args()
     size = Size(given.tenants, given.keys, given.rows, DAYS, given.old_rows)
 
@@ -293,7 +296,7 @@ def main() -> None:
         return await run(dsn, size, per_s=given.per_s, seconds=given.seconds)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        scale = runner.run(on_own_server(work))
+        scale = runner.run(on_own_server(work, given.data_dir))
     table = Table("", title=f"{size.tenants:,} tenants, {size.keys:,} keys, {size.rows:,} requests")
     for title in ("times", "p50 ms", "p99 ms", "most ms"):
         table.add_column(title, justify="right")
