@@ -1,4 +1,4 @@
-"""Loads ``queries.sql``: named statements, each with a sentence that describes it.
+"""Loads ``sql/*.sql``: named statements, each with a sentence that describes it.
 
     -- name: list_keys for tenant
     -- A tenant's keys.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Literal, NamedTuple, cast
@@ -32,10 +33,19 @@ class Query(NamedTuple):
     access: Access = "any"
 
 
+@cache
 def load() -> Mapping[str, Query]:
-    """The package's statements by name."""
-    text = resources.files("tenants").joinpath("queries.sql").read_text(encoding="utf-8")
-    return MappingProxyType(parse(text))
+    """The package's statements by name, which no two of its files share."""
+    queries: dict[str, Query] = {}
+    for file in resources.files("tenants").joinpath("sql").iterdir():
+        try:
+            found = parse(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{file.name}: {error}") from None
+        if twice := queries.keys() & found.keys():
+            raise ValueError(f"{file.name}: {min(twice)} stands in another file, too")
+        queries |= found
+    return MappingProxyType(queries)
 
 
 def parse(text: str) -> dict[str, Query]:

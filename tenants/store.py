@@ -1,4 +1,4 @@
-"""The store in PostgreSQL, through asyncpg. Every statement is in ``queries.sql``."""
+"""The store in PostgreSQL, through asyncpg. Every statement is in ``sql``."""
 
 from __future__ import annotations
 
