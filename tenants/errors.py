@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tenants.limits import QuotaAnswer
 
-_FIRST_RELEASE = "0114"
+_FIRST_RELEASE = "0115"
 """The schema of the oldest version whose databases can be migrated."""
 
 _EXISTS = {

@@ -47,7 +47,9 @@ RETURNING id, name, weight, priority, created_at, disabled_at, conversation_days
 -- Nobody uses it from now on, and its name is free; what it has stored goes by purge_tenant.
 WITH gone AS (
     UPDATE tenant
-    SET name = 'deleted ' || id, deleted_at = now(), disabled_at = coalesce(disabled_at, now())
+    SET
+        name = 'deleted ' || id, deleted_at = now(), purge_at = now(),
+        disabled_at = coalesce(disabled_at, now())
     WHERE id = $1 AND deleted_at IS NULL
     RETURNING id
 ), keys AS (

@@ -157,11 +157,25 @@ SELECT (
 )::integer AS num_rows;
 
 -- name: purge_deleted for operator
--- A portion of what was stored for tenants that are deleted: what an interrupted deletion has left, and
--- what requests under way have stored since.
-SELECT coalesce(sum(tenant_purge(id)), 0)::bigint AS num_rows
-FROM tenant
-WHERE deleted_at > now() - interval '7 days';
+-- A portion of what was stored for a tenant that is deleted: what an interrupted deletion has left, and
+-- a day later what requests under way have stored since. 0 when there is nothing to do.
+WITH due AS MATERIALIZED (
+    SELECT id FROM tenant
+    WHERE purge_at <= now()
+    ORDER BY purge_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
+), purged AS MATERIALIZED (
+    SELECT id, tenant_purge(id) AS num_rows FROM due
+), ended AS (
+    UPDATE tenant AS t
+    SET purge_at = CASE
+        WHEN now() < t.deleted_at + interval '1 day' THEN t.deleted_at + interval '1 day'
+    END
+    FROM purged
+    WHERE t.id = purged.id AND purged.num_rows = 0
+    RETURNING 1
+)
+SELECT
+    coalesce((SELECT num_rows FROM purged), 0) + (SELECT count(*) FROM ended) AS num_rows;
 
 -- name: webhook_upkeep for operator
 -- Alerts that only time causes, and deliveries that are over.

@@ -6,9 +6,9 @@ AS $$
 DECLARE
     -- What the server notes by itself is no change, and a key's hash is nobody's to read.
     v_before jsonb := CASE WHEN TG_OP <> 'INSERT' THEN
-        to_jsonb(OLD) - ARRAY['key_hash', 'last_used_at', 'expiry_reported', 'leased_until'] END;
+        to_jsonb(OLD) - ARRAY['key_hash', 'last_used_at', 'expiry_reported', 'leased_until', 'purge_at'] END;
     v_after jsonb := CASE WHEN TG_OP <> 'DELETE' THEN
-        to_jsonb(NEW) - ARRAY['key_hash', 'last_used_at', 'expiry_reported', 'leased_until'] END;
+        to_jsonb(NEW) - ARRAY['key_hash', 'last_used_at', 'expiry_reported', 'leased_until', 'purge_at'] END;
     v_row jsonb := coalesce(v_after, v_before);
     v_verb text := CASE
         WHEN TG_OP = 'INSERT' THEN 'create'

@@ -12,6 +12,8 @@ CREATE TABLE tenant (
     conversation_days integer,
     -- Since then only the ledger and the audit log know the tenant, by its id.
     deleted_at  timestamptz,
+    -- When what a deleted tenant has stored is deleted next; null: nothing of it is left.
+    purge_at    timestamptz,
     CONSTRAINT tenant_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
     CONSTRAINT tenant_conversation_days_check CHECK (conversation_days BETWEEN 0 AND 36500),
     CONSTRAINT tenant_weight_check CHECK (weight > 0 AND weight < 'Infinity')
