@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ class Seeing:
     """preprocessor_config.json"""
     processor: str
     """transformers' class for ``AutoProcessor``."""
+    pil: str
+    """The module and the beginning of the name of transformers' image processor."""
+    inputs: tuple[str, ...]
+    """What of the image processor's results ``get_image_features`` takes."""
 
     @property
     def name(self) -> str:
@@ -54,6 +59,9 @@ class Seeing:
     @property
     def module(self) -> str:
         return VISION[self.case.architecture]
+
+    def image_inputs(self, processed: Any) -> dict[str, Any]:
+        return {name: processed[name] for name in self.inputs}
 
 
 def tokenizer(tokens: tuple[str, ...]) -> Tokenizer:
@@ -115,6 +123,8 @@ QWEN3_VL = Seeing(
         "image_std": [0.5, 0.5, 0.5],
     },
     "Qwen3VLProcessor",
+    "qwen2_vl.Qwen2VL",
+    ("pixel_values", "image_grid_thw"),
 )
 
 FAMILIES = [QWEN3_VL]
@@ -147,3 +157,11 @@ def write_processor(seeing: Seeing, folder: Path, **changes: Any) -> Path:
         preprocessor_config={**seeing.preprocessor, **changes},
         **files,
     )
+
+
+def image_processor(seeing: Seeing, folder: Path) -> Any:
+    """transformers' own, which uses Pillow."""
+    module, name = seeing.pil.split(".")
+    path = f"transformers.models.{module}.image_processing_pil_{module}"
+    kind = getattr(importlib.import_module(path), f"{name}ImageProcessorPil")
+    return kind.from_pretrained(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,21 +22,12 @@ from tests.engine.seeing import Seeing
 
 FAMILIES = pytest.mark.parametrize("family", seeing.FAMILIES, ids=lambda family: family.name)
 PLAIN = Normalization((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 1 / 255)
-PIL_CLASSES = {"qwen3-vl": "qwen2_vl.Qwen2VL"}
 
 
 def loaded(family: Seeing, folder: Path, **changes: Any) -> ImageProcessor:
     processor = load_processor(seeing.write_processor(family, folder, **changes))
     assert processor is not None
     return processor
-
-
-def theirs(family: Seeing, folder: Path) -> Any:
-    module, name = PIL_CLASSES[family.name].split(".")
-    path = f"transformers.models.{module}.image_processing_pil_{module}"
-    return getattr(importlib.import_module(path), f"{name}ImageProcessorPil").from_pretrained(
-        folder
-    )
 
 
 def noise(size: tuple[int, int]) -> Image.Image:
@@ -57,7 +47,7 @@ def normalized(processor: ImageProcessor, fit: Fit, pixels: bytes) -> Any:
 def test_pixels_have_the_bits_of_transformers(family: Seeing, tmp_path: Path) -> None:
     """Several pictures of one call, each compared."""
     processor = loaded(family, tmp_path)
-    reference = theirs(family, tmp_path)
+    reference = seeing.image_processor(family, tmp_path)
     pictures = [noise(size) for size in seeing.SIZES]
     expected = reference(pictures, return_tensors="np")
     start = 0
@@ -82,7 +72,7 @@ def test_a_placeholder_becomes_what_transformers_writes(family: Seeing, tmp_path
     from transformers import Qwen3VLProcessor
 
     processor = loaded(family, tmp_path)
-    reference = theirs(family, tmp_path)
+    reference = seeing.image_processor(family, tmp_path)
     tokenizer = seeing.tokenizer(family.tokens)
     expander: Any = SimpleNamespace(
         image_processor=reference, image_token=tokenizer.id_to_token(processor.image_token_id)
