@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from functools import partial
+from operator import attrgetter
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +14,7 @@ from starlette.responses import Response
 from gateway import context
 from gateway.errors import ModelNotFound, quoted
 from gateway.routes.http import json_answer
+from gateway.routes.paging import IdPage, id_listing
 from gateway.schemas.models import Model, ModelList
 from gateway.services import Services
 from tenants.types import Principal
@@ -22,14 +25,9 @@ _STARTED = int(time.time())
 async def list_all(services: Services, request: Request) -> Response:
     principal = context.principal_of(request.scope)
     names = services.models.names(principal)
-    models = [_model(services, principal, name) for name in names]
-    return json_answer(
-        ModelList(
-            data=models,
-            first_id=names[0] if names else None,
-            last_id=names[-1] if names else None,
-        )
-    )
+    page = IdPage(None, len(names), is_descending=False)
+    show = partial(_model, services, principal)
+    return id_listing(ModelList, names, page, show, attrgetter("id"))
 
 
 async def retrieve(services: Services, request: Request) -> Response:

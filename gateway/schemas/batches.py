@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.schemas.shown import Shown
+from gateway.schemas.shown import IdList, Shown
 from tenants.batch_queue import BatchStatus
 
 
@@ -57,9 +57,5 @@ class BatchObject(Shown, frozen=True, kw_only=True):
     metadata: dict[str, str] | None
 
 
-class BatchList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class BatchList(IdList[BatchObject], frozen=True, kw_only=True):
+    """Of a tenant."""

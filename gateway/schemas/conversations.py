@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.schemas.shown import Shown
+from gateway.schemas.shown import IdList, Shown
 
 
 class CreateConversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,12 +29,8 @@ class ConversationObject(Shown, frozen=True, kw_only=True):
     metadata: dict[str, str]
 
 
-class ConversationList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[ConversationObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class ConversationList(IdList[ConversationObject], frozen=True, kw_only=True):
+    """Of a key."""
 
 
 class DeletedConversation(msgspec.Struct, frozen=True, kw_only=True):

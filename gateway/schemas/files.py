@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.schemas.shown import Shown
+from gateway.schemas.shown import IdList, Shown
 
 
 class FileObject(Shown, frozen=True, kw_only=True):
@@ -19,12 +19,8 @@ class FileObject(Shown, frozen=True, kw_only=True):
     status_details: str | None = None
 
 
-class FileList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
+class FileList(IdList[FileObject], frozen=True, kw_only=True):
+    """Of a tenant."""
 
 
 class DeletedFile(msgspec.Struct, frozen=True, kw_only=True):

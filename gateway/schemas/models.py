@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.schemas.shown import IdList
+
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     id: str
@@ -20,9 +22,5 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """``created`` as Anthropic writes it (RFC 3339)."""
 
 
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[Model]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool = False
+class ModelList(IdList[Model], frozen=True, kw_only=True):
+    """Those that a key may use."""

@@ -15,6 +15,7 @@ import msgspec
 from gateway.schemas.chat import ReasoningEffort, ServiceTier
 from gateway.schemas.common import Typed
 from gateway.schemas.sampling import SamplingFields
+from gateway.schemas.shown import IdList
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "cancelled", "failed"]
@@ -365,14 +366,8 @@ class CompactionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, Any]
 
 
-class InputItemList(msgspec.Struct, frozen=True, kw_only=True):
+class InputItemList(IdList[Any], frozen=True, kw_only=True):
     """The answer of ``GET /v1/responses/{id}/input_items``."""
-
-    data: list[Any]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: str = "list"
 
 
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,12 +1,14 @@
-"""Base of what is shown of something that the store has."""
+"""Bases of what is shown: something that the store has, and a list."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 from uuid import UUID
 
 import msgspec
+
+T = TypeVar("T")
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +20,16 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
         those that are given."""
         own = (name for name in cls.__struct_fields__ if name not in given and hasattr(row, name))
         return cls(**{name: _plain(getattr(row, name)) for name in own}, **given)
+
+
+class IdList(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """A page of one of OpenAI's lists."""
+
+    object: str = "list"
+    data: list[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 def seconds(moment: datetime | None) -> int | None:

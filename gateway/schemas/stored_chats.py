@@ -6,19 +6,15 @@ from typing import Any
 
 import msgspec
 
+from gateway.schemas.shown import IdList
+
 
 class UpdateChat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metadata: dict[str, str] | None
 
 
-class StoredList(msgspec.Struct, frozen=True, kw_only=True):
+class StoredList(IdList[Any], frozen=True, kw_only=True):
     """A page of completions, or of the messages of one."""
-
-    data: list[Any]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-    object: str = "list"
 
 
 class DeletedChat(msgspec.Struct, frozen=True, kw_only=True):
