@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,19 +28,26 @@ class PooledStep:
     pooled: torch.Tensor | None
     """[num, size] float32 in host memory once ``arrived``."""
     arrived: torch.cuda.Event | None
+    on_collect: Callable[[], None] | None = None
 
     @classmethod
     def start(
-        cls, plan: StepPlan, chunks: Sequence[int], pooled: torch.Tensor | None
+        cls,
+        plan: StepPlan,
+        chunks: Sequence[int],
+        pooled: torch.Tensor | None,
+        on_collect: Callable[[], None] | None = None,
     ) -> PooledStep:
         """pooled: on the device."""
         if pooled is None or not pooled.is_cuda:
-            return cls(plan, chunks, pooled, None)
+            return cls(plan, chunks, pooled, None, on_collect)
         host, arrived = pinned(pooled), torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return cls(plan, chunks, host, arrived)
+        return cls(plan, chunks, host, arrived, on_collect)
 
     def collect(self) -> StepResult:
+        if self.on_collect is not None:
+            self.on_collect()
         if self.arrived is not None:
             self.arrived.synchronize()
         rows = [] if self.pooled is None else list(self.pooled.numpy())
@@ -63,21 +70,10 @@ class PoolingRunner(TorchRunner):
         chunks, pooled = [], None
         if launched.computed is not None:
             chunks, pooled = launched.computed.sampled.chunks.tolist(), launched.computed.logits
-        return _Counted(self, PooledStep.start(launched.plan, chunks, pooled))
+        return PooledStep.start(launched.plan, chunks, pooled, self._leave_flight)
 
-    def collected(self) -> None:
-        """A step is over."""
+    def _leave_flight(self) -> None:
         self._num_in_flight -= 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Counted:
-    runner: PoolingRunner
-    step: PooledStep
-
-    def collect(self) -> StepResult:
-        self.runner.collected()
-        return self.step.collect()
 
 
 class EncoderRunner:
