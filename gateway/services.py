@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from starlette.types import Scope
 from starlette.websockets import WebSocket
@@ -57,6 +56,7 @@ from gateway.streams.log import StreamLog
 from gateway.streams.streams import Streams
 from gateway.transport.cork import Cork
 from tenants import upkeep
+from tenants.authenticator import CacheBounds
 from tenants.changes import Change, ChangeListener
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
@@ -255,12 +255,10 @@ def _create_base(
 
 
 def _authenticator(config: Config, store: Store, pepper: bytes, last_used: LastUsed) -> SignIn:
-    options: dict[str, Any] = {
-        "max_stale_s": config.tenants.key_grace_s,
-        "max_entries": config.tenants.max_cached_keys,
-        "last_used": last_used,
-    }
-    return SignIn(config.oidc, store, pepper, **options)
+    bounds = CacheBounds(
+        max_stale_s=config.tenants.key_grace_s, max_entries=config.tenants.max_cached_keys
+    )
+    return SignIn(config.oidc, store, pepper, bounds, last_used)
 
 
 def _create_responses(

@@ -1,10 +1,8 @@
 """Authenticates API keys, with a cache so that the store is not asked for every request.
 
-A key's row is cached for ``ttl_s``, an unknown public id for ``negative_ttl_s``; both caches are
-bounded, and evict what was used least recently. A revocation takes effect at once if a
-``ChangeListener`` reports it, otherwise within ``ttl_s``. Expiry is checked at every call. While
-the store is away, rows of up to ``max_stale_s`` are used; a key that is not cached is answered with
-``StoreUnavailable``, never as unknown.
+What was used least recently is evicted. A revocation takes effect at once if a ``ChangeListener``
+reports it, otherwise within ``CacheBounds.ttl_s``. Expiry is checked at every call. While the store
+is away, a key that is not cached is answered with ``StoreUnavailable``, never as unknown.
 """
 
 from __future__ import annotations
@@ -41,6 +39,21 @@ class _Entry(NamedTuple):
     fetched_at: float
 
 
+class CacheBounds(NamedTuple):
+    """For how long keys are cached, and how many."""
+
+    ttl_s: float = 30.0
+    negative_ttl_s: float = 2.0
+    """For public ids that are unknown."""
+    max_stale_s: float = 60.0
+    """While the store is away; at least ``ttl_s``."""
+    max_entries: int = 10_000
+    max_negative_entries: int = 1_000
+
+
+DEFAULT_BOUNDS = CacheBounds()
+
+
 class Authenticator:
     """Finds the principals of API keys. One per process; safe for concurrent tasks."""
 
@@ -48,23 +61,15 @@ class Authenticator:
         self,
         store: Store,
         pepper: bytes,
+        bounds: CacheBounds = DEFAULT_BOUNDS,
         *,
-        ttl_s: float = 30.0,
-        negative_ttl_s: float = 2.0,
-        max_stale_s: float = 60.0,
-        max_entries: int = 10_000,
-        max_negative_entries: int = 1_000,
         last_used: LastUsed | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._store = store
         self._pepper = check_pepper(pepper)
-        self._ttl_s = ttl_s
-        self._negative_ttl_s = negative_ttl_s
-        self._max_stale_s = max(max_stale_s, ttl_s)
-        self._max_entries = max_entries
-        self._max_negative_entries = max_negative_entries
+        self._bounds = bounds._replace(max_stale_s=max(bounds.max_stale_s, bounds.ttl_s))
         self._last_used = last_used
         self._clock = clock
         self._now = now
@@ -161,7 +166,7 @@ class Authenticator:
         if entry is not None:
             return entry.record
         stale = self._known.get(public_id)
-        usable = stale is not None and self._clock() - stale.fetched_at < self._max_stale_s
+        usable = stale is not None and self._clock() - stale.fetched_at < self._bounds.max_stale_s
         if stale is not None and usable and self._clock() < self._away_until:
             return stale.record
         try:
@@ -174,7 +179,8 @@ class Authenticator:
 
     def _cached(self, public_id: str) -> _Entry | None:
         """A fresh entry, which becomes the one used most recently; None if there is none."""
-        for cache, ttl_s in ((self._known, self._ttl_s), (self._unknown, self._negative_ttl_s)):
+        bounds = self._bounds
+        for cache, ttl_s in ((self._known, bounds.ttl_s), (self._unknown, bounds.negative_ttl_s)):
             entry = cache.get(public_id)
             if entry is None or entry.fetched_at <= self._distrusted_at:
                 continue
@@ -208,10 +214,10 @@ class Authenticator:
     def _keep(self, public_id: str, entry: _Entry) -> None:
         if entry.record is None:
             self._known.pop(public_id, None)
-            cache, max_entries = self._unknown, self._max_negative_entries
+            cache, max_entries = self._unknown, self._bounds.max_negative_entries
         else:
             self._unknown.pop(public_id, None)
-            cache, max_entries = self._known, self._max_entries
+            cache, max_entries = self._known, self._bounds.max_entries
         cache[public_id] = entry
         cache.move_to_end(public_id)
         while len(cache) > max_entries:

@@ -32,8 +32,9 @@ from gateway.config.oidc import OidcConfig
 from gateway.errors import InvalidApiKey, PermissionDenied
 from gateway.oidc.provider import Provider
 from tenants import keys
-from tenants.authenticator import Authenticator
+from tenants.authenticator import DEFAULT_BOUNDS, Authenticator, CacheBounds
 from tenants.errors import AuthenticationFailed, InvalidValue, ObjectExists, ObjectNotFound
+from tenants.last_used import LastUsed
 from tenants.names import KEY_HASH_BYTES
 from tenants.store import Store
 from tenants.types import Principal, Scope
@@ -92,10 +93,17 @@ class _Person(msgspec.Struct, frozen=True):
 class SignIn(Authenticator):
     """An ``Authenticator`` that knows sessions and the provider's tokens beside API keys."""
 
-    def __init__(self, config: OidcConfig, store: Store, pepper: bytes, **options: Any) -> None:
-        """pepper: the deployment's secret, which signs sessions too. options: those of
-        ``Authenticator``. Raises ``ConfigError`` as ``Provider`` does."""
-        super().__init__(store, pepper, **options)
+    def __init__(
+        self,
+        config: OidcConfig,
+        store: Store,
+        pepper: bytes,
+        bounds: CacheBounds = DEFAULT_BOUNDS,
+        last_used: LastUsed | None = None,
+    ) -> None:
+        """pepper: the deployment's secret, which signs sessions too. Raises ``ConfigError`` as
+        ``Provider`` does."""
+        super().__init__(store, pepper, bounds, last_used=last_used)
         self.config = config
         self.provider = None if config.issuer is None else Provider(config)
 

@@ -28,7 +28,7 @@ from rich.table import Table
 
 import migrations
 from tenants import keys
-from tenants.authenticator import Authenticator
+from tenants.authenticator import Authenticator, CacheBounds
 from tenants.embedded import EmbeddedPostgres
 from tenants.limits import Limits
 from tenants.quota import Hold, Quota
@@ -68,7 +68,7 @@ class Bench:
         self._seconds = seconds
         self._quota = Quota(store)
         self._ledger = Ledger(store)
-        self._authenticator = Authenticator(store, PEPPER, ttl_s=600)
+        self._authenticator = Authenticator(store, PEPPER, CacheBounds(ttl_s=600))
         self._texts: list[str] = []
 
     async def furnish(self, num_tenants: int) -> list[Principal]:

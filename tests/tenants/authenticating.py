@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from tenants import keys
-from tenants.authenticator import Authenticator
+from tenants.authenticator import Authenticator, CacheBounds
 from tenants.errors import StoreUnavailable
+from tenants.last_used import LastUsed
 from tenants.store import Store
 from tenants.types import KeyRecord
 from tests.memory_store.store import MemoryStore
@@ -50,16 +50,16 @@ class WatchedStore(MemoryStore):
         return record
 
 
-def build(store: Store, clock: Clock, **limits: Any) -> Authenticator:
+def build(
+    store: Store, clock: Clock, *, last_used: LastUsed | None = None, **bounds: int
+) -> Authenticator:
     return Authenticator(
         store,
         PEPPER,
-        ttl_s=TTL_S,
-        negative_ttl_s=NEGATIVE_TTL_S,
-        max_stale_s=MAX_STALE_S,
+        CacheBounds(TTL_S, NEGATIVE_TTL_S, MAX_STALE_S, **bounds),
+        last_used=last_used,
         clock=clock.monotonic,
         now=clock.now,
-        **limits,
     )
 
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from tenants.authenticator import Authenticator
+from tenants.authenticator import Authenticator, CacheBounds
 from tenants.changes import EVERYTHING, Change, ChangeListener, parse
 from tenants.errors import AuthenticationFailed, InvalidValue
 from tenants.limits import Limits
@@ -192,7 +192,7 @@ class TestAuthenticators:
         self, pg_dsn: str, pg_store: Store
     ) -> None:
         """Of several workers, each with a cache that would hold for half a minute."""
-        workers = [Authenticator(pg_store, PEPPER, ttl_s=30) for _ in range(4)]
+        workers = [Authenticator(pg_store, PEPPER, CacheBounds(ttl_s=30)) for _ in range(4)]
         keys = [await make_key(pg_store, f"tenant {number}") for number in range(5)]
 
         def tell(change: Change) -> None:
@@ -212,7 +212,7 @@ class TestAuthenticators:
     async def test_tenant_and_policies_reach_too_and_other_tenants_stay_cached(
         self, pg_dsn: str, pg_store: Store
     ) -> None:
-        authenticator = Authenticator(pg_store, PEPPER, ttl_s=30)
+        authenticator = Authenticator(pg_store, PEPPER, CacheBounds(ttl_s=30))
         text, who = await make_key(pg_store, "one")
         other_text, other = await make_key(pg_store, "two")
         changes: list[Change] = []
@@ -238,7 +238,7 @@ class TestAuthenticators:
     ) -> None:
         from tenants import keys
 
-        authenticator = Authenticator(pg_store, PEPPER, negative_ttl_s=60)
+        authenticator = Authenticator(pg_store, PEPPER, CacheBounds(negative_ttl_s=60))
         tenant = await pg_store.create_tenant("acme")
         minted = keys.mint(PEPPER)
         async with listening(pg_dsn, authenticator.apply):

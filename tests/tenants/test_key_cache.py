@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenants import keys
-from tenants.authenticator import RETRY_S, Authenticator
+from tenants.authenticator import RETRY_S, CacheBounds
 from tenants.errors import (
     AuthenticationFailed,
     StoreUnavailable,
 )
-from tests.memory_store.store import MemoryStore
 from tests.tenants.authenticating import (
     MAX_STALE_S,
     NEGATIVE_TTL_S,
@@ -147,7 +146,7 @@ class TestCache:
         assert (await authenticator.authenticate(minted.text)).key == key
 
     async def test_default_negative_ttl_is_at_most_two_seconds(self) -> None:
-        assert Authenticator(MemoryStore(), PEPPER)._negative_ttl_s <= 2.0
+        assert CacheBounds().negative_ttl_s <= 2.0
 
     async def test_cold_key_of_many_requests_asks_once(
         self, watched: WatchedStore, clock: Clock
