@@ -153,7 +153,9 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
         headers: dict[str, str] | None = None,
+        is_renamed: bool = False,
     ) -> None:
+        """``is_renamed``: ``param`` is what the client calls the field, whichever API it uses."""
         message = message[:MAX_MESSAGE]
         super().__init__(message)
         self.message = message
@@ -161,6 +163,7 @@ class ApiError(Exception):
         self.code = code or self.default_code
         self.retry_after_s = retry_after_s
         self.extra_headers = headers or {}
+        self.is_renamed = is_renamed
 
     def object(self) -> ErrorObject:
         """The error object that the client gets. SDKs show people only the message, so it names the

@@ -25,8 +25,10 @@ from typing import Protocol
 from engine.client.fleets import Fleets
 from gateway.admission.admission import Admission
 from gateway.concurrency.background import Background
+from gateway.concurrency.owned_tasks import OwnedTasks
 from gateway.errors import ApiError, Draining
 from gateway.generation.generation import Generations
+from gateway.images.images import Images
 from gateway.streams.keyed_reader import Readers
 from grammar.compiler import GrammarChecker
 from tenants.journal import Journal
@@ -70,12 +72,15 @@ class Lifecycle:
     admission: Admission
     generations: Generations
     compilers: Sequence[GrammarChecker]
+    images: Images | None
+    """None if no model sees."""
     timeout_s: float
 
     def __post_init__(self) -> None:
         self._hurried = asyncio.Event()
         self._closed = False
         self._warm_ups: list[asyncio.TimerHandle] = []
+        self._warming = OwnedTasks()
 
     @property
     def draining(self) -> bool:
@@ -98,6 +103,8 @@ class Lifecycle:
         self._warm_ups = [
             loop.call_later(WARM_UP_AFTER_S, compiler.start) for compiler in self.compilers
         ]
+        if self.images is not None:
+            self._warming.start(self.images.start(), name="start of the image workers")
 
     async def drain(self) -> None:
         if self.draining:
@@ -150,6 +157,8 @@ class Lifecycle:
         for compiler in self.compilers:
             await asyncio.to_thread(compiler.close)
         self.admission.prompt_threads.close()
+        if self.images is not None:
+            await self.images.close()
         await self.engine.close()
         # Only the end of a hanging engine ends the requests that it did not answer.
         await self.generations.wait_idle(ABORT_S)

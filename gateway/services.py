@@ -33,6 +33,7 @@ from gateway.fleet.registry import Registry
 from gateway.generation.compliance import ComplianceChecks
 from gateway.generation.flushes import Flushes
 from gateway.generation.generation import Generations
+from gateway.images.images import Images
 from gateway.lifecycle import Lifecycle, Session
 from gateway.mcp.servers import McpServers
 from gateway.metrics.engine import EngineCollector
@@ -82,6 +83,7 @@ class Base:
     # Text
     models: ServedModels
     prompt_threads: PromptThreads
+    images: Images
     grammar_lanes: Lanes
     """One grammar of each tenant is checked at a time, so that a slow one holds up its owner
     only."""
@@ -188,6 +190,7 @@ def create_services(
         admission=admission,
         generations=generations,
         compilers=[model.compiler for model in models.all],
+        images=base.images if models.any_sees else None,
         timeout_s=config.server.shutdown_timeout_s,
     )
     return Services(
@@ -220,7 +223,10 @@ def _create_base(
     metrics_folder: Path | None,
 ) -> Base:
     threads = PromptThreads()
-    models = ServedModels([Model.load(one, engine[one.model_name], threads) for one in config.each])
+    images = Images(config, store.files)
+    models = ServedModels(
+        [Model.load(one, engine[one.model_name], threads, images=images) for one in config.each]
+    )
     metrics = Metrics(metrics_folder)
     # The first part that holds resources. What may raise comes before it.
     journal = _open_journal(config.tenants)
@@ -236,6 +242,7 @@ def _create_base(
         metrics=metrics,
         models=models,
         prompt_threads=threads,
+        images=images,
         grammar_lanes=Lanes(),
         journal=journal,
         ledger=ledger,

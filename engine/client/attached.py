@@ -17,7 +17,16 @@ from engine.client.transport import (
 )
 from engine.config import EngineConfig
 from engine.launch import Curve
-from engine.messages import Attach, EngineMessage, Failed, Ready, encode
+from engine.messages import (
+    Attach,
+    ClientMessage,
+    EngineMessage,
+    Failed,
+    GenerateRequest,
+    Ready,
+    encode,
+    with_pixels,
+)
 from engine.sockets import secure
 
 
@@ -45,6 +54,7 @@ class AttachedEngine(EngineSocket):
         engine's owner to start another."""
         super().__init__(zmq.DEALER, on_message, on_exit)
         self._epoch, self._on_stale, self.retire = epoch, on_stale, on_retire
+        self._shares_memory = address.startswith("ipc:")
         self._socket.identity = f"{os.getpid()}-{uuid4().hex}".encode()
         self._socket.sndhwm = SEND_HIGH_WATER_MARK
         if curve is not None:
@@ -57,6 +67,12 @@ class AttachedEngine(EngineSocket):
         for descriptor in self._descriptors:
             self._loop.add_reader(descriptor, self.drain)
         self._loop.call_soon(self.drain)  # as after any sending
+
+    def send(self, message: ClientMessage) -> None:
+        """As ``Transport.send``. An engine that may be on another host gets pictures whole."""
+        if isinstance(message, GenerateRequest) and message.images and not self._shares_memory:
+            message = with_pixels(message)
+        super().send(message)
 
     async def stop(self, timeout_s: float) -> None:
         """Detach. The engine keeps running, and aborts this client's requests."""

@@ -44,7 +44,7 @@ class ChatTemplate:
         environment = _environment()
         self._special_tokens = special_tokens or {}
         self._templates = {}
-        self._sources = list(templates.values())
+        self._sources = templates
         for name, source in templates.items():
             try:
                 self._templates[name] = environment.from_string(source)
@@ -52,7 +52,7 @@ class ChatTemplate:
                 raise ModelLoadError(f"the chat template {name!r} is broken: {error}") from error
         if "default" not in self._templates:
             raise ModelLoadError("the model has no default chat template")
-        parsed = map(environment.parse, self._sources)
+        parsed = map(environment.parse, templates.values())
         self.variables = frozenset().union(*map(meta.find_undeclared_variables, parsed))
         """What the templates ask for: ``messages``, most often ``tools``, and what is their own."""
 
@@ -78,7 +78,12 @@ class ChatTemplate:
 
     def mentions(self, text: str) -> bool:
         """Whether ``text`` stands in one of the templates."""
-        return any(text in source for source in self._sources)
+        return any(text in source for source in self._sources.values())
+
+    def with_other_text(self, text: str, other: str) -> ChatTemplate:
+        """The same templates, which write ``other`` where these write ``text``."""
+        sources = {name: source.replace(text, other) for name, source in self._sources.items()}
+        return ChatTemplate(sources, self._special_tokens)
 
     def render(
         self,

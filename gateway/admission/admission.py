@@ -28,9 +28,11 @@ from gateway.admission.tool_use import ToolUse
 from gateway.admission.unenforced import Unenforced
 from gateway.concurrency.lanes import Lanes
 from gateway.errors import Draining, InvalidRequestError, Overloaded
+from gateway.images.memory import Held
 from gateway.parsers.answer import AnswerParser
 from gateway.prompts import texts
 from gateway.prompts.chat import Ending
+from gateway.prompts.images import RequestImages
 from gateway.prompts.messages import text_of
 from gateway.prompts.pooled import encode
 from gateway.prompts.prompt import Prompt
@@ -120,18 +122,26 @@ class Admission:
         fields = request.fields
         assert request.client_name is not None, "only Responses and Messages ask for this"
         assert isinstance(fields, ChatFields)
-        with in_the_clients_words(request.client_name):
-            require_scope(request.principal.key, request.scope)
-            self._check_serving()
-            model = self.models.find(request.principal, request.model).base
-            use = await self._tools(request, model)
-            return await model.prompts.count(
-                fields.messages,
-                tenant=request.principal.tenant.id,
-                tools=None if use is None else use.for_template(),
-                kwargs=model.prompts.kwargs(fields),
-                ending=Ending.of(fields),
-            )
+        tenant = request.principal.tenant.id
+        images = RequestImages(tenant)
+        try:
+            with in_the_clients_words(request.client_name):
+                require_scope(request.principal.key, request.scope)
+                self._check_serving()
+                model = self.models.find(request.principal, request.model).base
+                use = await self._tools(request, model)
+                num_tokens, pictures = await model.prompts.count(
+                    fields.messages,
+                    tenant=tenant,
+                    tools=None if use is None else use.for_template(),
+                    kwargs=model.prompts.kwargs(fields),
+                    ending=Ending.of(fields),
+                )
+                if pictures:
+                    await images.measure(model.vision, pictures)
+                return num_tokens + images.num_tokens - len(pictures)
+        finally:
+            images.end()
 
     async def admit_pooled(self, request: PooledRequest) -> Admitted:
         """As ``admit``, for vectors and scores; ``generation.pooled.begin`` takes the result."""
@@ -196,6 +206,13 @@ class Admission:
         return await self._admit(request)
 
     async def _admit(self, request: GenerationRequest) -> Admitted:
+        images = RequestImages(request.principal.tenant.id)
+        try:
+            return await self._admit_with(images, request)
+        finally:
+            images.end()
+
+    async def _admit_with(self, images: RequestImages, request: GenerationRequest) -> Admitted:
         principal, fields = request.principal, request.fields
         require_scope(principal.key, request.scope)
         self.check_open(principal)
@@ -212,6 +229,8 @@ class Admission:
         output = _output(fields, use, model)
         findings = await self._compile(output, request, use, model)
         prompt = await self._prompt(request, use, model, max_model_len)
+        if prompt.pictures:
+            prompt = await images.look(model.vision, prompt)
         params = model.sampling.params(
             fields,
             max_tokens=_max_tokens(request, prompt, model, max_model_len),
@@ -233,6 +252,7 @@ class Admission:
                 prompt_tokens=sum(map(len, prompt.token_ids)),
                 max_tokens=params.max_tokens * num_prompts * num_choices,
             )
+        held = await self._prepare(images, prompt, hold)
         shows_marks = prompt.is_chat and _has_special_marks(use, model)
         return Admitted(
             id=request.id,
@@ -243,6 +263,8 @@ class Admission:
             prompts=prompt.token_ids,
             prediction=prediction,
             echoes=[echo for echo in prompt.echoes for _ in range(num_choices)],
+            images=held,
+            num_image_tokens=images.num_tokens,
             params=params,
             stop=stop,
             num_choices=num_choices,
@@ -262,6 +284,18 @@ class Admission:
             end_user=end_user,
             ignored=(*request.ignored, *_ignored(request, tier, model)),
         )
+
+    async def _prepare(self, images: RequestImages, prompt: Prompt, hold: Hold) -> Held | None:
+        """The pictures of a prompt, for which all is reserved; None if there are none. Raises as
+        ``RequestImages.prepare`` does, with nothing reserved."""
+        if not prompt.pictures:
+            return None
+        try:
+            with tracing.stage("images"):
+                return await images.prepare(prompt.places)
+        except BaseException:
+            await self._quota.release(hold)
+            raise
 
     async def _prediction(
         self, request: GenerationRequest, model: Model, max_model_len: int

@@ -11,6 +11,7 @@ from engine.messages import AdapterRef
 from engine.sampling_params import SamplingParams
 from gateway.admission.model import Model
 from gateway.admission.unenforced import LooseCalls, Unenforced
+from gateway.images.memory import Held
 from gateway.parsers.answer import AnswerParser
 from gateway.prompts.prompt import Echo
 from tenants.limits import Price
@@ -43,6 +44,10 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str
     adapter: AdapterRef | None = None
     """The adapter behind ``model``; None for a model of the server."""
+    images: Held | None = None
+    """The pictures of a chat. Whoever ends the request closes them."""
+    num_image_tokens: int = 0
+    """What they take of the prompt."""
     hold: Hold
     """The request's reservation. Whoever begins the request must have it settled or released."""
     price: Price = Price()

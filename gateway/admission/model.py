@@ -18,6 +18,7 @@ from gateway.admission.priorities import Priorities
 from gateway.admission.sampling import Sampling
 from gateway.admission.tool_use import Tools
 from gateway.config import Config
+from gateway.images.images import Images, ModelVision
 from gateway.parsers import formats
 from gateway.parsers.reasoning import ReasoningFormat
 from gateway.prompts.chat import ChatPrompts
@@ -47,6 +48,8 @@ class Model:
     public_prefixes: PublicPrefixes
     pooling: PoolingModel | None = None
     """What it makes of a text; None if it generates."""
+    vision: ModelVision | None = None
+    """None if it reads text only."""
 
     @classmethod
     def load(
@@ -55,11 +58,13 @@ class Model:
         engine: Fleet,
         threads: PromptThreads,
         *,
+        images: Images | None = None,
         sampling: Mapping[str, float | int] | None = None,
     ) -> Model:
-        """Read the model's tokenizer and chat template.
+        """Read the model's tokenizer, chat template and image processor.
 
-        ``sampling``: defaults in place of the model's own. Raises ``ModelLoadError`` if they cannot
+        ``images``: None, and the model reads text only. ``sampling``: defaults in place of the
+        model's own. Raises ``ModelLoadError`` if they cannot
         be read, and ``ConfigError`` if the chat template refuses a public system prompt.
         """
         settings = config.models
@@ -67,6 +72,7 @@ class Model:
         pooling = config.engine.pooling
         template = MissingChatTemplate() if pooling is not None else _chat_template(config)
         reasoning = formats.reasoning_format(settings.reasoning_parser, template)
+        vision = ModelVision.of(config.engine.model_dir, images)
         return cls(
             config=config,
             engine=engine,
@@ -78,6 +84,7 @@ class Model:
                 threads,
                 allowed_kwargs=settings.template_kwargs,
                 reasoning=reasoning,
+                processor=None if vision is None else vision.processor,
             ),
             reasoning=reasoning,
             tools=Tools(formats.tool_format(settings.tool_parser, template), tokenizer),
@@ -89,6 +96,7 @@ class Model:
                 settings.public_prefixes, template=template, tokenizer=tokenizer
             ),
             pooling=pooling,
+            vision=vision,
         )
 
     @property

@@ -81,9 +81,9 @@ def in_the_clients_words(client_name: Callable[[str], str]) -> Iterator[None]:
 
 
 def _rename(error: ApiError, client_name: Callable[[str], str]) -> None:
-    if error.param is None:
+    if error.param is None or error.is_renamed:
         return
     ours, theirs = error.param, client_name(error.param)
     if error.message.startswith(f"{ours} "):
         error.message = theirs + error.message.removeprefix(ours)
-    error.param = theirs
+    error.param, error.is_renamed = theirs, True

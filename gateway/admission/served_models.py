@@ -50,6 +50,10 @@ class ServedModels:
             completion=min(price.completion for price in prices),
         )
 
+    @property
+    def any_sees(self) -> bool:
+        return any(model.vision is not None for model in self.all)
+
     def is_taken(self, name: str) -> bool:
         """Whether a model of this server has this name."""
         return name in self._by_name or name in self._aliases

@@ -22,7 +22,7 @@ from tenants.errors import TenantsError
 from tenants.files import CHUNK_BYTES, MAX_FILES, Files, StoredFile
 from tenants.request_ids import new_request_id
 
-PURPOSES = ("batch", "user_data")
+PURPOSES = ("batch", "vision", "user_data")
 BATCH_FILES_LAST = timedelta(days=30)
 """If nothing else is asked for, as at OpenAI. Other files stay until they are deleted."""
 LEAST_S, MOST_S = 3600, 30 * 86400

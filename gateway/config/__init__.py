@@ -10,6 +10,7 @@ from gateway.config.loading import ENV_PREFIX, has_several, load, parse
 from gateway.config.sections import (
     Config,
     FleetConfig,
+    ImagesConfig,
     McpConfig,
     ModelsConfig,
     PublicPrefix,
@@ -24,6 +25,7 @@ __all__ = [
     "ENV_PREFIX",
     "Config",
     "FleetConfig",
+    "ImagesConfig",
     "McpConfig",
     "ModelsConfig",
     "PublicPrefix",

@@ -387,6 +387,35 @@ class McpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Most bytes that a server may send in one exchange."""
 
 
+class ImagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The pictures of requests, for models that see."""
+
+    max_images: Positive = 16
+    """Most images of one request, those of its earlier messages included."""
+    max_bytes: Positive = 20 * 1024 * 1024
+    """Most bytes of an image, as it comes. Images in a request count towards
+    ``server.max_body_bytes`` as well, with a third more for base64."""
+    max_pixels: Positive = 50_000_000
+    """Most pixels of an image, as it comes."""
+    timeout_s: Seconds = 5.0
+    """Processor time to decode an image and to resize it."""
+    workers: Positive = 2
+    """Processes that decode images, of each gateway process; one tenant has all but one at most.
+    They start when they are needed."""
+    max_memory_bytes: Positive = 1024 * 1024 * 1024
+    """Most bytes of decoded images, of the requests that run in each gateway process; one tenant
+    has half at most. They are in ``/dev/shm``, if there is room, for engines of this host."""
+    fetch_hosts: tuple[str, ...] = ()
+    """Hosts from which images are fetched by HTTPS, such as ``images.example.com``,
+    ``*.example.com`` for all below it, or ``*`` for all; with another port than 443,
+    ``images.example.com:8443``. By default none is fetched. Only public addresses are connected
+    to, and those of ``server.outbound_networks``."""
+    fetch_timeout_s: Seconds = 5.0
+    """Time to fetch an image, redirects included."""
+    fetch_redirects: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
+    """Most redirects to follow, each to one of ``fetch_hosts``."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file, as the parts of one model read it."""
 
@@ -398,6 +427,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fleet: FleetConfig = FleetConfig()
     oidc: OidcConfig = OidcConfig()
     mcp: McpConfig = McpConfig()
+    images: ImagesConfig = ImagesConfig()
     others: tuple[Config, ...] = ()
     """The same for each further model of ``[[models]]``, with other values of ``engine``,
     ``models`` and ``fleet.replicas``."""

@@ -21,6 +21,8 @@ from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from uuid import UUID
 
+import msgspec
+
 from engine.errors import EngineDead
 from engine.messages import GenerateRequest, RequestOutput
 from gateway import context, tracing
@@ -46,7 +48,7 @@ from gateway.schemas.common import (
     Usage,
 )
 from tenants.errors import TenantsError
-from tenants.quota import Hold, Quota
+from tenants.quota import Quota
 from tenants.types import Principal, UsageEvent, UsageStatus
 from tenants.usage import Ledger
 
@@ -206,6 +208,7 @@ class Generation:
             prompt_tokens=self.admitted.num_prompt_tokens,
             cached_tokens=self.num_cached_tokens,
             completion_tokens=self.num_generated_tokens,
+            image_tokens=self.admitted.num_image_tokens,
             draft_tokens=sum(choice.stream.num_draft_tokens for choice in self._choices),
             accepted_tokens=sum(choice.stream.num_accepted_tokens for choice in self._choices),
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
@@ -431,7 +434,7 @@ class Generations:
         assert admitted.params.max_tokens is not None
         grants = Grants.of(admitted.hold, num_choices, admitted.params.max_tokens)
         with ExitStack() as undo:
-            undo.callback(self.release, admitted.hold)
+            undo.callback(self.release, admitted)
             for index in range(num_choices):
                 choice = self._submit(admitted, index, grants)
                 undo.callback(choice.stream.close)
@@ -514,6 +517,7 @@ class Generations:
             priority=admitted.priority,
             num_granted_tokens=None if grants is None else grants.first(index),
             max_cached_blocks=principal.max_cached_blocks,
+            images=[] if admitted.images is None else [*admitted.images.images],
         )
         stream, texts = model.engine.submit(request), self._texts[model.name]
         return Choice(index, stream, admitted, model.tokenizer, texts)
@@ -537,11 +541,21 @@ class Generations:
         finally:
             if generation.deferred is not None:
                 generation.deferred.settle(None)
+            _let_go(generation.admitted)
             await generation.admitted.hold.close()
 
-    def release(self, hold: Hold) -> None:
-        """Give back the tokens of a request that does not begin; it stays counted as a request."""
+    def release(self, admitted: Admitted) -> None:
+        """Give back what a request that does not begin has reserved; it stays counted as a
+        request."""
+        hold = admitted.hold
+        _let_go(admitted)
         self._settlements.start(self._quota.release(hold), name=f"release {hold.request_id}")
+
+
+def _let_go(admitted: Admitted) -> None:
+    """Remove the pictures of a request that no engine needs any more."""
+    if admitted.images is not None:
+        admitted.images.close()
 
 
 def usage_of(
@@ -552,12 +566,15 @@ def usage_of(
     draft_tokens: int = 0,
     accepted_tokens: int = 0,
     reasoning_tokens: int = 0,
+    image_tokens: int = 0,
 ) -> Usage:
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=cached_tokens, image_tokens=image_tokens or msgspec.UNSET
+        ),
         completion_tokens_details=CompletionTokensDetails(
             reasoning_tokens=reasoning_tokens,
             accepted_prediction_tokens=accepted_tokens,

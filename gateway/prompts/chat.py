@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Callable, Collection
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
+from engine.images.processor import ImageProcessor
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from gateway.errors import ContextLengthExceeded, InvalidRequestError, UnsupportedParameter
@@ -15,7 +18,7 @@ from gateway.parsers.reasoning import ReasoningFormat
 from gateway.prompts.messages import REASONING, messages_for_template
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.threads import LONG_CHARS, PromptThreads, check_length
-from gateway.schemas.chat import ChatFields, Message
+from gateway.schemas.chat import ChatFields, Message, Picture
 
 T = TypeVar("T")
 
@@ -68,6 +71,47 @@ class TemplateFields(Protocol):
     def verbosity(self) -> str | None: ...
 
 
+class Rendered(NamedTuple):
+    """A chat as text."""
+
+    text: str
+    pictures: list[Picture]
+
+
+class Marks:
+    """Tells the pictures of a chat from texts that spell what stands for one: the template writes
+    a secret mark, which becomes the placeholder before the text is tokenized."""
+
+    def __init__(self, processor: ImageProcessor, tokenizer: Tokenizer) -> None:
+        self._processor = processor
+        self._mark = f"\ue000picture {secrets.token_hex(16)}\ue000"
+        self.placeholder = tokenizer.token_bytes(processor.placeholder).decode()
+        self._either = re.compile(f"({re.escape(self._mark)})|{re.escape(self.placeholder)}")
+
+    def put_into(self, template: ChatTemplate) -> ChatTemplate:
+        return template.with_other_text(self.placeholder, self._mark)
+
+    def resolve(self, rendered: Rendered) -> tuple[str, list[bool]]:
+        """The text with its placeholders, and for each of them whether it is a picture's. Raises
+        ``UnsupportedParameter`` for pictures that the template leaves out."""
+        are_pictures = [bool(found[1]) for found in self._either.finditer(rendered.text)]
+        pictures = rendered.pictures
+        if sum(are_pictures) != len(pictures):
+            raise UnsupportedParameter(
+                "This model's chat template does not show pictures there.",
+                param=pictures[0].place,
+                is_renamed=True,
+            )
+        text = rendered.text.replace(self._mark, self.placeholder)
+        return self._processor.rendered(text), are_pictures
+
+    def places(self, token_ids: list[int], are_pictures: list[bool]) -> list[int]:
+        """The indices of the pictures' placeholders."""
+        wanted = self._processor.placeholder
+        found = [index for index, token_id in enumerate(token_ids) if token_id == wanted]
+        return [index for index, is_one in zip(found, are_pictures, strict=True) if is_one]
+
+
 class ChatPrompts:
     """Renders and tokenizes chats for one model."""
 
@@ -79,8 +123,11 @@ class ChatPrompts:
         *,
         allowed_kwargs: Collection[str],
         reasoning: ReasoningFormat | None = None,
+        processor: ImageProcessor | None = None,
     ) -> None:
-        self._template = template
+        """``processor``: of a model that sees."""
+        self._marks = None if processor is None else Marks(processor, tokenizer)
+        self._template = template if self._marks is None else self._marks.put_into(template)
         self._tokenizer = tokenizer
         self._allowed = frozenset(allowed_kwargs)
         self._threads = threads
@@ -123,19 +170,24 @@ class ChatPrompts:
         tools: list[dict[str, Any]] | None = None,
         kwargs: dict[str, Any] | None = None,
         ending: Ending = Ending.BEGUN,
-    ) -> int:
+    ) -> tuple[int, list[Picture]]:
         """The number of tokens that ``encode`` would return, also of a chat that is too long for
-        the model. Raises ``ContextLengthExceeded`` beyond ``MAX_COUNTED_CHARS``."""
+        the model, and its pictures, each of which counts as one. Raises ``ContextLengthExceeded``
+        beyond ``MAX_COUNTED_CHARS``."""
         render = partial(self._render, messages, tools, kwargs or {}, ending)
 
-        def count(text: str) -> int:
+        def count(rendered: Rendered) -> tuple[int, list[Picture]]:
+            text, pictures = rendered
+            marks = self._marks if pictures else None
             if len(text) > MAX_COUNTED_CHARS:
                 raise ContextLengthExceeded(
                     f"The messages have {len(text)} characters; at most {MAX_COUNTED_CHARS} are "
                     "counted.",
                     param="messages",
                 )
-            return self._tokenizer.count(text, add_special_tokens=False)
+            if marks is not None:
+                text, _ = marks.resolve(rendered)
+            return self._tokenizer.count(text, add_special_tokens=False), pictures
 
         return await self._read(render, count, tenant, None)
 
@@ -145,34 +197,36 @@ class ChatPrompts:
         tools: list[dict[str, Any]] | None,
         kwargs: dict[str, Any],
         ending: Ending,
-    ) -> str:
+    ) -> Rendered:
         field = REASONING if self._reasoning is None else self._reasoning.field
-        shown = messages_for_template(messages, field)
+        pictures: list[Picture] = []
+        shown = messages_for_template(messages, field, None if self._marks is None else pictures)
         if ending is Ending.CONTINUED:
             _mark(shown, messages)
         begins = ending is Ending.BEGUN
         text = self._template.render(shown, tools=tools, add_generation_prompt=begins, **kwargs)
-        return _up_to_mark(text) if ending is Ending.CONTINUED else text
+        return Rendered(_up_to_mark(text) if ending is Ending.CONTINUED else text, pictures)
 
     async def _read(
         self,
-        render: Callable[[], str],
-        read: Callable[[str], T],
+        render: Callable[[], Rendered],
+        read: Callable[[Rendered], T],
         tenant: UUID,
         max_model_len: int | None,
     ) -> T:
         """``read`` of the rendered text, both in a thread."""
 
-        def render_and_read() -> tuple[str, T | None]:
-            text = render()
-            return (text, None) if len(text) >= LONG_CHARS else ("", read(text))
+        def render_and_read() -> tuple[Rendered, T | None]:
+            rendered = render()
+            return rendered, None if len(rendered.text) >= LONG_CHARS else read(rendered)
 
-        text, found = await self._threads.run(render_and_read, tenant=tenant, size=0)
+        rendered, found = await self._threads.run(render_and_read, tenant=tenant, size=0)
         if found is not None:
             return found
+        size = len(rendered.text)
         if max_model_len is not None:
-            check_length(text, self._tokenizer, max_model_len, param="messages")
-        return await self._threads.run(partial(read, text), tenant=tenant, size=len(text))
+            check_length(rendered.text, self._tokenizer, max_model_len, param="messages")
+        return await self._threads.run(partial(read, rendered), tenant=tenant, size=size)
 
     def kwargs(self, fields: TemplateFields) -> dict[str, Any]:
         """The template variables that a request sets. Raises ``InvalidRequestError`` or
@@ -191,14 +245,19 @@ class ChatPrompts:
             found.append("verbosity")
         return found
 
-    def _tokenized(self, text: str, *, is_continued: bool) -> Prompt:
+    def _tokenized(self, rendered: Rendered, *, is_continued: bool) -> Prompt:
+        marks = self._marks if rendered.pictures else None
+        text, are_pictures = (rendered.text, []) if marks is None else marks.resolve(rendered)
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         end, format = text.rstrip(), self._reasoning
         begins = format is not None and end.endswith(format.begin)
         ends = format is not None and end.endswith(format.before_answer)
         return Prompt(
-            [self._tokenizer.encode(text, add_special_tokens=False)],
+            [token_ids],
             begins_reasoning=begins and not is_continued,
             ends_reasoning=ends or is_continued,
+            pictures=rendered.pictures,
+            places=[] if marks is None else marks.places(token_ids, are_pictures),
         )
 
     def _given(self, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -11,12 +11,16 @@ from gateway.errors import InvalidRequestError, UnsupportedParameter
 from gateway.schemas.chat import (
     AssistantMessage,
     Content,
+    ContentPart,
     DeveloperMessage,
+    ImagePart,
     Message,
+    Picture,
     RefusalPart,
     TextPart,
     ToolCall,
     ToolMessage,
+    UserMessage,
 )
 from gateway.transport.body_shape import JsonCounts
 
@@ -24,10 +28,14 @@ REASONING = "reasoning_content"
 
 
 def messages_for_template(
-    messages: list[Message], reasoning_field: str = REASONING
+    messages: list[Message],
+    reasoning_field: str = REASONING,
+    pictures: list[Picture] | None = None,
 ) -> list[dict[str, Any]]:
-    """Plain dictionaries, in which contents are strings and the arguments of calls are objects.
+    """Plain dictionaries, in which contents are strings, or lists of parts where there are
+    pictures, and the arguments of calls are objects.
 
+    ``pictures``: takes those of the messages, in their order; None if the model does not see.
     Arguments that are not JSON, because an answer ended in the middle of a call, remain text. The
     role ``developer`` becomes ``system``, its name in templates. Raises ``ApiError`` naming the
     field.
@@ -36,7 +44,8 @@ def messages_for_template(
         raise InvalidRequestError("There must be at least one message.", param="messages")
     _check_arguments(messages)
     return [
-        _message(message, f"messages[{i}]", reasoning_field) for i, message in enumerate(messages)
+        _message(message, f"messages[{i}]", reasoning_field, pictures)
+        for i, message in enumerate(messages)
     ]
 
 
@@ -50,9 +59,15 @@ def _check_arguments(messages: list[Message]) -> None:
                 counts.count_text(call.function.arguments.encode())
 
 
-def _message(message: Message, path: str, reasoning_field: str) -> dict[str, Any]:
+def _message(
+    message: Message, path: str, reasoning_field: str, pictures: list[Picture] | None
+) -> dict[str, Any]:
     role = message.__struct_config__.tag
-    content = None if message.content is None else text_of(message.content, f"{path}.content")
+    content: str | list[dict[str, str]] | None = message.content  # type: ignore[assignment]
+    if isinstance(message.content, list):
+        content = _content(message, message.content, f"{path}.content", pictures)
+    elif content is None and pictures is not None:
+        content = ""  # Templates of models that see take what is no text for a list.
     plain: dict[str, Any] = {"role": role, "content": content}
     if isinstance(message, DeveloperMessage):
         plain["role"] = "system"
@@ -68,28 +83,66 @@ def _message(message: Message, path: str, reasoning_field: str) -> dict[str, Any
             if reasoning_field != REASONING and content and reasoning_field in plain:
                 # Harmony's template takes one of both: what was said before a call is part of it.
                 plain |= {reasoning_field: f"{message.reasoning_content}\n{content}", "content": ""}
-        elif content is None:
+        elif message.content is None:
             plain["content"] = message.refusal or ""
     return plain
+
+
+def _content(
+    message: Message, parts: list[ContentPart], path: str, pictures: list[Picture] | None
+) -> str | list[dict[str, str]]:
+    """The parts of a message as templates read them."""
+    if pictures is None or not any(isinstance(part, ImagePart) for part in parts):
+        return text_of(parts, path)
+    shown: list[dict[str, str]] = []
+    for index, part in enumerate(parts):
+        if not isinstance(part, ImagePart):
+            shown.append({"type": "text", "text": _text(part, f"{path}[{index}]")})
+            continue
+        picture = _picture(part, f"{path}[{index}]")
+        # In Chat Completions, the results of tools are texts.
+        is_result = isinstance(message, ToolMessage) and isinstance(part, Picture)
+        if not (isinstance(message, UserMessage) or is_result):
+            role = message.__struct_config__.tag
+            raise UnsupportedParameter(
+                f"Content of type {picture.kind} is not supported in messages of the role {role}.",
+                param=picture.place,
+                is_renamed=True,
+            )
+        shown.append({"type": "image"})
+        pictures.append(picture)
+    return shown
+
+
+def _picture(part: ImagePart, place: str) -> Picture:
+    if isinstance(part, Picture):
+        return part
+    return Picture(image_url=part.image_url, place=place, field="image_url", kind="image_url")
 
 
 def text_of(content: Content, path: str) -> str:
     """The text of a message. Parts are joined by line breaks, as in vLLM."""
     if isinstance(content, str):
         return content
-    texts: list[str] = []
-    for index, part in enumerate(content):
-        if isinstance(part, TextPart):
-            texts.append(part.text)
-        elif isinstance(part, RefusalPart):
-            texts.append(part.refusal)
-        else:
-            kind = part.__struct_config__.tag
-            raise UnsupportedParameter(
-                f"Content of type {kind} is not supported: the model reads text only.",
-                param=f"{path}[{index}]",
-            )
-    return "\n".join(texts)
+    return "\n".join([_text(part, f"{path}[{index}]") for index, part in enumerate(content)])
+
+
+def _text(part: ContentPart, place: str) -> str:
+    if isinstance(part, TextPart):
+        return part.text
+    if isinstance(part, RefusalPart):
+        return part.refusal
+    if isinstance(part, ImagePart):
+        picture = _picture(part, place)
+        raise UnsupportedParameter(
+            f"Content of type {picture.kind} is not supported: the model reads text only.",
+            param=picture.place,
+            is_renamed=isinstance(part, Picture),
+        )
+    raise UnsupportedParameter(
+        f"Content of type {part.__struct_config__.tag} is not supported by this server.",
+        param=place,
+    )
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gateway.schemas.chat import Picture
+
 
 class Echo(NamedTuple):
     """A prompt as it is repeated before an answer, if the request sets ``echo``."""
@@ -24,3 +26,7 @@ class Prompt(NamedTuple):
     none."""
     echoes: list[Echo] = []  # noqa: RUF012 (never changed)
     """For each prompt of a text completion."""
+    pictures: list[Picture] = []  # noqa: RUF012 (never changed)
+    """Of a chat, in the order of its messages."""
+    places: list[int] = []  # noqa: RUF012 (never changed)
+    """Of each picture, the index of its first token."""

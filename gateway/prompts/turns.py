@@ -10,8 +10,11 @@ import msgspec
 from gateway.errors import InvalidRequestError, UnsupportedParameter, quoted
 from gateway.schemas.chat import (
     AssistantMessage,
+    ContentPart,
     FunctionCall,
+    ImageUrl,
     Message,
+    Picture,
     SystemMessage,
     TextPart,
     ToolCall,
@@ -19,7 +22,10 @@ from gateway.schemas.chat import (
     UserMessage,
 )
 from gateway.schemas.messages import (
+    Base64Source,
     Block,
+    FileSource,
+    ImageBlock,
     InputMessage,
     RedactedThinkingBlock,
     TextBlock,
@@ -81,15 +87,17 @@ def _add(messages: list[Message], turn: InputMessage, path: str, called: set[str
         return
     if not blocks:
         raise InvalidRequestError("It must not be empty.", param=f"{path}.content")
-    texts: list[str] = []
+    parts: list[ContentPart] = []
     for index, block in enumerate(blocks):
         place = f"{path}.content[{index}]"
         match block:
             case TextBlock():
-                texts.append(block.text)
+                parts.append(TextPart(block.text))
+            case ImageBlock() if turn.role == "user":
+                parts.append(_picture(block, place))
             case ToolResultBlock() if turn.role == "user":
-                _add_user(messages, texts)
-                texts = []
+                _add_user(messages, parts)
+                parts = []
                 if block.tool_use_id not in called:
                     raise InvalidRequestError(
                         f"There is no tool_use {quoted(block.tool_use_id)} before this result.",
@@ -100,22 +108,21 @@ def _add(messages: list[Message], turn: InputMessage, path: str, called: set[str
             case _:
                 raise _misplaced(block, turn.role, place)
     if turn.role == "system":
-        messages.append(SystemMessage(content="\n".join(texts)))
+        messages.append(SystemMessage(content=parts))
     else:
-        _add_user(messages, texts)
+        _add_user(messages, parts)
 
 
-def _add_user(messages: list[Message], texts: Sequence[str]) -> None:
+def _add_user(messages: list[Message], parts: list[ContentPart]) -> None:
     """Add what the user says. Turns of one role that follow each other are one, as at
     Anthropic."""
-    if not texts:
+    if not parts:
         return
-    parts = [TextPart(text) for text in texts]
     last = messages[-1] if messages else None
     if isinstance(last, UserMessage) and isinstance(last.content, list):
         last.content.extend(parts)  # a list of this function's own
     else:
-        messages.append(UserMessage(content=[*parts]))
+        messages.append(UserMessage(content=parts))
 
 
 def _assistant(blocks: Sequence[Block], path: str, called: set[str]) -> AssistantMessage:
@@ -143,23 +150,44 @@ def _assistant(blocks: Sequence[Block], path: str, called: set[str]) -> Assistan
     )
 
 
-def _result(block: ToolResultBlock, path: str) -> str:
-    texts: list[str] = []
+def _result(block: ToolResultBlock, path: str) -> str | list[ContentPart]:
+    parts: list[ContentPart] = []
     if isinstance(block.content, str):
-        texts.append(block.content)
+        parts.append(TextPart(block.content))
     else:
         for index, part in enumerate(block.content or ()):
-            if not isinstance(part, TextBlock):
-                raise _misplaced(part, "tool_result", f"{path}.content[{index}]")
-            texts.append(part.text)
+            place = f"{path}.content[{index}]"
+            match part:
+                case TextBlock():
+                    parts.append(TextPart(part.text))
+                case ImageBlock():
+                    parts.append(_picture(part, place))
+                case _:
+                    raise _misplaced(part, "tool_result", place)
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    if len(texts) < len(parts):
+        return [TextPart(_FAILED), *parts] if block.is_error else parts
     text = "\n".join(texts)
     return _FAILED + text if block.is_error else text
+
+
+def _picture(block: ImageBlock, place: str) -> Picture:
+    source = block.source
+    if isinstance(source, FileSource):
+        url, file_id, field = "", source.file_id, "source.file_id"
+    elif isinstance(source, Base64Source):
+        url, file_id, field = f"data:;base64,{source.data}", None, "source.data"
+    else:
+        url, file_id, field = source.url, None, "source.url"
+    return Picture(
+        image_url=ImageUrl(url=url), file_id=file_id, place=place, field=field, kind="image"
+    )
 
 
 def _misplaced(block: Block | UnseenBlock, where: str, param: str) -> InvalidRequestError:
     kind = block.__struct_config__.tag
     if isinstance(block, UnseenBlock):
         return UnsupportedParameter(
-            f"Content of type {kind} is not supported: the model reads text only.", param=param
+            f"Content of type {kind} is not supported by this server.", param=param
         )
     return InvalidRequestError(f"A block of type {kind} cannot be in {where} content.", param=param)

@@ -520,11 +520,16 @@ class _Call:
 
 def usage_object(usage: Usage) -> dict[str, Any]:
     """The usage object of Responses."""
+    details = usage.prompt_tokens_details
+    of_images = (
+        {} if details.image_tokens is msgspec.UNSET else {"image_tokens": details.image_tokens}
+    )
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
-            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "cached_tokens": details.cached_tokens,
             "cache_write_tokens": 0,
+            **of_images,
         },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {

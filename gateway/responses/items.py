@@ -15,12 +15,16 @@ import msgspec
 
 from gateway.errors import ApiError, InvalidRequestError, UnsupportedParameter, quoted
 from gateway.responses import compaction
+from gateway.schemas import chat
 from gateway.schemas.chat import (
     AssistantMessage,
     DeveloperMessage,
     FunctionCall,
+    ImageUrl,
     Message,
+    Picture,
     SystemMessage,
+    TextPart,
     ToolCall,
     ToolMessage,
     UserMessage,
@@ -30,6 +34,7 @@ from gateway.schemas.responses import (
     Content,
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputImage,
     InputText,
     Item,
     ItemReference,
@@ -184,12 +189,12 @@ def messages_of(
                 thought = "".join(part.text for part in item.content or item.summary)
                 reasoning = thought or compaction.plain(item.encrypted_content or "") or None
             case MessageItem(role="assistant"):
-                text = _text(item.content, place(index), "content")
-                messages.append(AssistantMessage(content=text, reasoning_content=reasoning))
+                content = _content(item.content, place(index), "content")
+                messages.append(AssistantMessage(content=content, reasoning_content=reasoning))
                 reasoning = None
             case MessageItem():
-                text = _text(item.content, place(index), "content")
-                messages.append(_MESSAGES[item.role](content=text))
+                content = _content(item.content, place(index), "content")
+                messages.append(_MESSAGES[item.role](content=content))
                 reasoning = None
             case CompactionItem():
                 messages.append(UserMessage(content=compaction.summary_in(item, place(index))))
@@ -198,7 +203,7 @@ def messages_of(
                 _add_call(messages, item, reasoning)
                 reasoning = None
             case FunctionCallOutputItem():
-                output = _text(item.output, place(index), "output")
+                output = _content(item.output, place(index), "output")
                 messages.append(ToolMessage(tool_call_id=item.call_id, content=output))
             case McpCallItem():
                 _add_remote_call(messages, item, reasoning, _outcome(item))
@@ -261,24 +266,40 @@ def function_name(name: str) -> str:
     return _NO_NAME.sub("_", name)[:64] or "_"
 
 
-def _text(content: Content, place: str, field: str) -> str:
-    """The text of an item. Parts are joined by line breaks, as in Chat Completions."""
+def _content(content: Content, place: str, field: str) -> chat.Content:
+    """The content of an item, as of a message of Chat Completions."""
     if isinstance(content, str):
         return content
-    texts: list[str] = []
+    parts: list[chat.ContentPart] = []
     for index, part in enumerate(content):
         match part:
             case InputText() | OutputText():
-                texts.append(part.text)
+                parts.append(TextPart(part.text))
             case RefusalText():
-                texts.append(part.refusal)
+                parts.append(TextPart(part.refusal))
+            case InputImage():
+                parts.append(_picture(part, f"{place}.{field}[{index}]"))
             case _:
                 kind = part.__struct_config__.tag
                 raise UnsupportedParameter(
-                    f"Content of type {kind} is not supported: the model reads text only.",
+                    f"Content of type {kind} is not supported by this server.",
                     param=f"{place}.{field}[{index}]",
                 )
-    return "\n".join(texts)
+    if any(isinstance(part, Picture) for part in parts):
+        return parts
+    return "\n".join([part.text for part in parts if isinstance(part, TextPart)])
+
+
+def _picture(part: InputImage, place: str) -> Picture:
+    if (part.image_url is None) == (part.file_id is None):
+        raise InvalidRequestError("Set either image_url or file_id.", param=place)
+    return Picture(
+        image_url=ImageUrl(url=part.image_url or "", detail=part.detail),
+        file_id=part.file_id,
+        place=place,
+        field="image_url" if part.file_id is None else "file_id",
+        kind="input_image",
+    )
 
 
 def place_of(call_outputs: Sequence[Item]) -> int | None:

@@ -203,7 +203,7 @@ class Responses:
             if not (generate and asked.awaits_calls):
                 admitted = await self._admitted(asked, request_id)
         if admitted is not None and not generate:
-            self._generations.release(admitted.hold)
+            self._generations.release(admitted)
         return self._start(
             admitted,
             response_object(

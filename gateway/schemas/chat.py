@@ -21,10 +21,33 @@ class TextPart(Typed, frozen=True, tag="text"):
     """Changes nothing: every prefix of a tenant's prompts is cached anyway."""
 
 
-class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
-    """Declared to be refused by name: no model served here sees."""
+Detail = Literal["auto", "low", "high", "original"]
+"""How large a picture is shown to the model: ``original`` is as ``high``."""
 
-    image_url: msgspec.Raw
+
+class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str
+    """``data:image/png;base64,...``, or ``https://...`` where the server fetches it."""
+    detail: Detail | None = None
+
+
+class ImagePart(Typed, frozen=True, kw_only=True, tag="image_url"):
+    image_url: ImageUrl
+    cache_control: Any = None
+    """As in ``TextPart``."""
+
+
+class Picture(ImagePart, frozen=True, kw_only=True):
+    """A picture that came by another API. No client can send this kind."""
+
+    place: str
+    """The path of the part, as its client calls it."""
+    field: str
+    """Of that part, what holds the picture."""
+    kind: str
+    """What its client calls such a part."""
+    file_id: str | None = None
+    """The file that it is in; ``image_url.url`` is empty then."""
 
 
 class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):
@@ -34,7 +57,7 @@ class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"
 
 
 class FilePart(msgspec.Struct, frozen=True, tag_field="type", tag="file"):
-    """Declared to be refused by name: there is no file store."""
+    """Declared to be refused by name: the model reads no documents."""
 
     file: msgspec.Raw
 

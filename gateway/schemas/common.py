@@ -58,6 +58,8 @@ class Compliance(msgspec.Struct, frozen=True, kw_only=True):
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    """What images take of the prompt; left out if there are none."""
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +86,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: _sum(value, other[name]) if isinstance(value, dict) else value + other[name]
-        for name, value in one.items()
+        name: (
+            _sum(one[name], other[name])
+            if isinstance(one.get(name), dict)
+            else one.get(name, 0) + other.get(name, 0)
+        )
+        for name in {**one, **other}
     }
 
 

@@ -43,8 +43,23 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"
     input: dict[str, Any]
 
 
-class ImageBlock(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
-    """Declared to be refused by name: no model served here sees."""
+class Base64Source(Typed, frozen=True, kw_only=True, tag="base64"):
+    data: str
+    media_type: str
+    """Changes nothing: what a picture is, its content tells."""
+
+
+class UrlSource(Typed, frozen=True, kw_only=True, tag="url"):
+    url: str
+
+
+class FileSource(Typed, frozen=True, kw_only=True, tag="file"):
+    file_id: str
+
+
+class ImageBlock(Typed, frozen=True, kw_only=True, tag="image"):
+    source: Base64Source | UrlSource | FileSource
+    cache_control: Any = None
 
 
 class DocumentBlock(msgspec.Struct, frozen=True, tag_field="type", tag="document"):
@@ -59,12 +74,12 @@ class ToolReferenceBlock(msgspec.Struct, frozen=True, tag_field="type", tag="too
     """Declared to be refused by name: there is no tool search."""
 
 
-UnseenBlock = ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+UnseenBlock = DocumentBlock | SearchResultBlock | ToolReferenceBlock
 
 
 class ToolResultBlock(Typed, frozen=True, kw_only=True, tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock | UnseenBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | UnseenBlock] | None = None
     is_error: bool | None = None
     cache_control: Any = None
     toolset_name: None = None

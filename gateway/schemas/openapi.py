@@ -43,7 +43,7 @@ _UPLOAD = {
                 "required": ["file", "purpose"],
                 "properties": {
                     "file": {"type": "string", "format": "binary"},
-                    "purpose": {"enum": ["batch", "user_data"]},
+                    "purpose": {"enum": ["batch", "vision", "user_data"]},
                     "expires_after[anchor]": {"const": "created_at"},
                     "expires_after[seconds]": {
                         "type": "integer", "minimum": 3600, "maximum": 2592000,

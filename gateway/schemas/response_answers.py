@@ -101,6 +101,8 @@ class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     cache_write_tokens: int
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    """What images take of the input; left out if there are none."""
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):

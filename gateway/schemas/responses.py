@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.schemas.chat import ReasoningEffort, ServiceTier
+from gateway.schemas.chat import Detail, ReasoningEffort, ServiceTier
 from gateway.schemas.common import Typed
 from gateway.schemas.sampling import SamplingFields
 from gateway.schemas.shown import IdList
@@ -37,12 +37,16 @@ class RefusalText(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
     refusal: str
 
 
-class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
-    """Declared to be refused by name: no model served here sees."""
+class InputImage(Typed, frozen=True, kw_only=True, tag="input_image"):
+    """A picture: at ``image_url``, as in Chat Completions, or in a file of the tenant."""
+
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Detail | None = None
 
 
 class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):
-    """Declared to be refused by name: there is no file store."""
+    """Declared to be refused by name: the model reads no documents."""
 
 
 class InputAudio(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio"):

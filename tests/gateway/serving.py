@@ -112,12 +112,14 @@ def make_config(
     *,
     engine: Mapping[str, Any] | None = None,
     models: Mapping[str, Any] | None = None,
+    images: Mapping[str, Any] | None = None,
     **server: Any,
 ) -> Config:
     document = {
         "engine": {"model": str(model_dir)} | dict(engine or {}),
         "models": {"served_model_name": MODEL} | dict(models or {}),
         "server": {"port": 0, "flush_interval_ms": 0, "shutdown_timeout_s": 5.0} | server,
+        "images": dict(images or {}),
     }
     return configuration.parse(document)
 

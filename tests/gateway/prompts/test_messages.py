@@ -74,7 +74,7 @@ def test_the_arguments_of_all_calls_may_hold_as_much_as_a_body(value: str) -> No
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
 def test_other_media_are_refused_by_name(kind: str) -> None:
-    parts = [{"type": "text", "text": "see"}, {"type": kind, kind: {}}]
+    parts = [{"type": "text", "text": "see"}, {"type": kind, kind: {"url": "data:"}}]
     raw = msgspec.json.encode([{"role": "user", "content": parts}])
     with pytest.raises(UnsupportedParameter) as caught:
         messages_for_template(msgspec.json.decode(raw, type=list[Message]))

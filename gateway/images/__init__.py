@@ -1,0 +1,1 @@
+"""Pictures of requests: found, fetched, looked at and made into pixels for the engine."""

@@ -1,0 +1,137 @@
+"""The processes that decode pictures: started when needed, killed when a job hangs, replaced when
+they have died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from uuid import UUID
+
+from engine.launch import import_path
+from gateway.concurrency.lanes import Lanes
+from gateway.errors import RateLimited, Unavailable
+from gateway.images.jobs import LENGTH, Answer, Job, Refused, Setup, answer_decoder, framed
+
+logger = logging.getLogger(__name__)
+
+_WALL_PER_CPU = 20.0
+"""The time that a job may take for each second of processor time: on a busy machine it waits."""
+_START_S = 60.0
+_TRIES = 2
+"""A job whose process dies is tried once more: something else may have killed it."""
+_TOO_LONG = Refused("image_too_large", "the image takes too long to be decoded")
+MAX_WAITING = 256
+"""Jobs of one tenant that wait or are done, beyond which its requests are refused."""
+
+
+class Workers:
+    """At most ``number`` processes, of which one tenant has all but one at most."""
+
+    def __init__(self, number: int, setup: Setup) -> None:
+        self._setup = setup
+        self._free = asyncio.Semaphore(number)
+        self._idle: list[Process] = []
+        self._all: set[Process] = set()
+        self._lanes = Lanes(max(1, number - 1))
+        self._num_jobs: dict[UUID, int] = {}
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._all]
+
+    async def start(self) -> None:
+        """Start one now, so that the first picture need not wait for it."""
+        async with self._free:
+            self._idle.append(await self._started())
+
+    async def do(self, job: Job, tenant: UUID) -> Answer:
+        """Do a job at its tenant's turn; it goes on if the caller is cancelled. Raises
+        ``RateLimited`` for a tenant that has too many, and ``Unavailable``."""
+        num_jobs = self._num_jobs.get(tenant, 0)
+        if num_jobs >= MAX_WAITING:
+            raise RateLimited(
+                f"{num_jobs} images of your tenant wait to be decoded already.", retry_after_s=1
+            )
+        self._num_jobs[tenant] = num_jobs + 1
+        try:
+            return await self._lanes.run(tenant, lambda: asyncio.ensure_future(self._tried(job)))
+        finally:
+            self._num_jobs[tenant] -= 1
+            if not self._num_jobs[tenant]:
+                del self._num_jobs[tenant]
+
+    async def _tried(self, job: Job) -> Answer:
+        for _ in range(_TRIES):
+            async with self._free:
+                answer = await self._attempt(job)
+            if answer is not None:
+                return answer
+        return Refused("image_parse_error", "the process that decoded the image has died of it")
+
+    async def _attempt(self, job: Job) -> Answer | None:
+        """None if the process has died, not for its limits."""
+        process = self._idle.pop() if self._idle else await self._started()
+        wall_s = self._setup.timeout_s * _WALL_PER_CPU
+        try:
+            async with asyncio.timeout(wall_s):
+                answer = await _ask(process, framed(job))
+        except TimeoutError:
+            await self._end(process)
+            return _TOO_LONG
+        except (OSError, asyncio.IncompleteReadError):
+            return _TOO_LONG if await self._end(process) == -signal.SIGPROF else None
+        except BaseException:
+            await self._end(process)
+            raise
+        self._idle.append(process)
+        return answer
+
+    async def _started(self) -> Process:
+        """A new process. Raises ``Unavailable``."""
+        if self._closed:
+            raise Unavailable("The server is shutting down.", retry_after_s=1)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "gateway.images.worker"),
+                stdin=PIPE,
+                stdout=PIPE,
+                env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C in a terminal must not reach it.
+            )
+        except OSError as error:  # no memory, no process ids, no file descriptors
+            logger.error("no process to decode images starts: %s", error)
+            raise Unavailable("No image can be decoded at the moment.", retry_after_s=5) from None
+        self._all.add(process)
+        assert process.stdin is not None
+        process.stdin.write(framed(self._setup))
+        return process
+
+    async def close(self) -> None:
+        """End all; jobs under way fail. Idempotent."""
+        self._closed = True
+        self._idle.clear()
+        await asyncio.gather(*map(self._end, list(self._all)))
+
+    async def _end(self, process: Process) -> int:
+        """Returns how it ended, as ``Process.returncode``."""
+        self._all.discard(process)
+        if process.stdout is not None and process.stdout.at_eof():
+            await process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
+
+
+async def _ask(process: Process, message: bytes) -> Answer:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(message)
+    await process.stdin.drain()
+    head = await process.stdout.readexactly(LENGTH.size)
+    return answer_decoder.decode(await process.stdout.readexactly(LENGTH.unpack(head)[0]))
