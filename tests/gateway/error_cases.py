@@ -34,6 +34,8 @@ MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 TENANT = "/admin/v1/tenants/TENANT"
 NOWHERE = "00000000-0000-0000-0000-000000000000"
 
+_PICTURE = {"type": "image_url", "image_url": {"url": "data:"}}
+_IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
 _HI = [{"role": "user", "content": "hi"}]
 _FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 _LOOSE = {"type": "object", "properties": {"a": {"type": "string", "minLength": 2}}}
@@ -54,7 +56,7 @@ VALID: dict[str, dict[str, Any]] = {
 FIELDS: dict[str, list[dict[str, Any]]] = {
     CHAT: [
         {"messages": [{"role": "king", "content": "x"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        {"messages": [{"role": "user", "content": [_PICTURE]}]},
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
         {"messages": [{"role": "user", "content": "long " * 3000}]},
         {"messages": _HI * 3000},
@@ -111,7 +113,7 @@ FIELDS: dict[str, list[dict[str, Any]]] = {
     RESPONSES: [
         {"input": [{"type": "web_search_call", "id": "x"}]},
         {"input": [{"role": "user"}]},
-        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
         {"input": [*_HI, {"type": "function_call_output", "call_id": "c", "output": "x"}]},
         {"input": [*_HI, {"type": "item_reference", "id": "msg_x_0"}]},
         {"input": "hi " * 3000},
@@ -156,7 +158,7 @@ FIELDS: dict[str, list[dict[str, Any]]] = {
     MESSAGES: [
         {"messages": []},
         {"messages": [*_HI, {"role": "assistant", "content": "The"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"messages": [{"role": "user", "content": [_IMAGE]}]},
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
         {"messages": _HI * 3000},
         {"messages": [{"role": "user", "content": "hi " * 3000}]},

@@ -57,7 +57,7 @@ def test_values_are_taken(tmp_path: Path) -> None:
     [
         (MINIMAL + "[server]\nprot = 1\n", "unknown key server.prot; did you mean port?"),
         (MINIMAL + "[sever]\n", "unknown section [sever]; did you mean server?"),
-        (MINIMAL + "[zebra]\n", "known are engine, fleet, mcp, models, oidc, server"),
+        (MINIMAL + "[zebra]\n", "known are engine, fleet, images, mcp, models, oidc, server"),
         (
             MINIMAL + "served_model_name = 'm'\n",
             "engine.served_model_name; it belongs into [models]",
@@ -189,6 +189,7 @@ def test_every_setting_is_documented() -> None:
     rows = list(config.settings())
     assert {row.section for row in rows} == {
         *("server", "engine", "models", "tenants", "tracing", "fleet", "oidc", "mcp"),
+        "images",
     }
     keys = {(row.section, row.key) for row in rows}
     assert keys >= {("engine", key) for key in ServedEngineConfig.__struct_fields__}

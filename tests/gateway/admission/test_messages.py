@@ -25,6 +25,7 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "str
 TOOL = {"name": "get_weather", "description": "Of a city.", "input_schema": SCHEMA}
 HI = [{"role": "user", "content": "hi"}]
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Oslo"}}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a/b"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "7 degrees"}
 CALLED: list[Any] = [*HI, {"role": "assistant", "content": [CALL]}]
 
@@ -111,14 +112,14 @@ def test_results_of_tools(content: dict[str, Any], text: str) -> None:
         ),
         ({"messages": [{"role": "user", "content": [CALL]}]}, "messages[0].content[0]"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            {"messages": [{"role": "system", "content": [IMAGE]}]},
             "messages[0].content[0]",
         ),
         (
             {
                 "messages": [
                     *CALLED,
-                    {"role": "user", "content": [{**RESULT, "content": [{"type": "image"}]}]},
+                    {"role": "user", "content": [{**RESULT, "content": [{"type": "document"}]}]},
                 ]
             },
             "messages[2].content[0].content[0]",
@@ -254,7 +255,7 @@ BLOCKS = st.sampled_from(
         {"type": "redacted_thinking", "data": "d"},
         CALL,
         RESULT,
-        {"type": "image"},
+        IMAGE,
         {"type": "document"},
         {"type": "tool_reference"},
     ]

@@ -178,5 +178,6 @@ async def test_budgets_count_pictures_before_they_are_decoded(
         )
     assert not double.requests
     await gateway.store.put_limits(tenant, "tenant", tenant, Limits(monthly_tokens=30))
-    with pytest.raises(openai.RateLimitError):
-        await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
+    async with gateway.openai(api_key=await gateway.key("chat")) as poor:
+        with pytest.raises(openai.RateLimitError):
+            await poor.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)

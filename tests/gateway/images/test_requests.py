@@ -80,7 +80,12 @@ async def test_a_picture_reaches_the_engine(
         return Play(text="two")
 
     double.script = look
-    parts = ["what", image_part(data_url(first)), "and", image_part(data_url(second, "image/gif"))]
+    parts: list[Any] = [
+        "what",
+        image_part(data_url(first)),
+        "and",
+        image_part(data_url(second, "image/gif")),
+    ]
     answer = await ask(client, question(*parts, "is it?"))
     assert answer.status_code == 200, answer.text
     processor = load_processor(model_dir)

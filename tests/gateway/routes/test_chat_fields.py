@@ -90,7 +90,10 @@ async def test_a_prediction_reaches_an_engine_that_can_use_it(model_dir: Path) -
             ]
             ignored = answer.headers.get("x-sluice-ignored", "")
             assert ("prediction" in ignored) is (method is None)
-            wrong = {"type": "content", "content": [{"type": "image_url", "image_url": {}}]}
+            wrong = {
+                "type": "content",
+                "content": [{"type": "image_url", "image_url": {"url": "data:"}}],
+            }
             refused = await chat(gateway, chat_body(prediction=wrong))
             assert refused.error["param"] == "prediction.content[0]"
 

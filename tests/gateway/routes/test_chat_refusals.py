@@ -28,7 +28,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "unknown_parameter",
     ),
     (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+            ]
+        },
         "messages[0].content[0]",
         "unsupported_parameter",
     ),

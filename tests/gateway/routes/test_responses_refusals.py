@@ -32,7 +32,7 @@ async def test_refusals_of_the_engine_are_statuses(gateway: Gateway, double: Eng
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
          "input[0].content[0]"),
         ({"input": [3]}, "input[0]"),
         ({"input": "x", "tools": [3]}, "tools[0]"),
