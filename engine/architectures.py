@@ -62,6 +62,9 @@ NATIVE = {
 
 VISION = {
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Mistral3ForConditionalGeneration": "pixtral",
+    "Gemma3ForConditionalGeneration": "gemma3",
 }
 """Models that see, by the name in a checkpoint's ``architectures``: the module of ``engine.images``
 that prepares their pictures, and that of ``engine.models.vision`` which encodes them."""

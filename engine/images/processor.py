@@ -18,6 +18,8 @@ family's pictures have sizes of their own. Where all take equally many tokens, i
 nothing."""
 LOW_DETAIL_TOKENS = 256
 
+_PROCESSOR, _PREPROCESSOR = "processor_config.json", "preprocessor_config.json"
+
 T = TypeVar("T")
 
 
@@ -98,14 +100,19 @@ class ImageFile(msgspec.Struct, kw_only=True):
     do_normalize: bool | None = True
     do_center_crop: bool | None = False
 
+    @staticmethod
+    def exists(model_dir: Path) -> bool:
+        """Whether a model's folder has such a file."""
+        return any((model_dir / name).exists() for name in (_PROCESSOR, _PREPROCESSOR))
+
     @classmethod
     def read(cls, model_dir: Path) -> Self:
         """From processor_config.json if the processor's settings stand there, else from
         preprocessor_config.json. Raises ``ModelLoadError``."""
-        path = model_dir / "processor_config.json"
+        path = model_dir / _PROCESSOR
         fields = _fields(path).get("image_processor") if path.exists() else None
         if fields is None:
-            path = model_dir / "preprocessor_config.json"
+            path = model_dir / _PREPROCESSOR
             fields = _fields(path)
         fields = {name: value for name, value in fields.items() if value is not None}
         try:
@@ -135,6 +142,22 @@ class ImageFile(msgspec.Struct, kw_only=True):
 def read_config(model_dir: Path, kind: type[T]) -> T:
     """config.json as ``kind``. Raises ``ModelLoadError``."""
     return _decode(model_dir / "config.json", kind)
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+
+
+def added_tokens(model_dir: Path) -> dict[str, int]:
+    """The ids of the tokens that tokenizer.json adds to its vocabulary. Raises
+    ``ModelLoadError``."""
+    tokenizer = _decode(model_dir / "tokenizer.json", _Tokenizer)
+    return {token.content: token.id for token in tokenizer.added_tokens}
 
 
 def _fields(path: Path) -> dict[str, Any]:

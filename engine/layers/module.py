@@ -30,8 +30,9 @@ class Module:
         for name, value in vars(self).items():
             if name.startswith("_"):
                 continue
+            name = self.names.get(name, name)
             if isinstance(value, Module | Weight):
-                yield self.names.get(name, name), value
+                yield name, value
             elif isinstance(value, list):
                 first = value.first if isinstance(value, Numbered) else 0
                 yield from ((f"{name}.{i}", item) for i, item in enumerate(value, first))

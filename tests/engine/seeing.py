@@ -127,7 +127,162 @@ QWEN3_VL = Seeing(
     ("pixel_values", "image_grid_thw"),
 )
 
-FAMILIES = [QWEN3_VL]
+QWEN2_5_VL = Seeing(
+    families.Case(
+        "qwen2.5-vl",
+        "Qwen2_5_VLForConditionalGeneration",
+        {
+            "vocab_size": tokenizer(QWEN_TOKENS).get_vocab_size(),
+            "max_position_embeddings": 512,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 300.0,
+                "mrope_section": [4, 2, 2],
+            },
+        },
+        around={
+            "vision_config": {
+                "depth": 3,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "patch_size": 8,
+                "window_size": 48,
+                "fullatt_block_indexes": [1],
+                "out_hidden_size": 64,
+                "initializer_range": 0.08,
+            },
+            **_ids(
+                QWEN_TOKENS,
+                image_token_id="<|image_pad|>",
+                video_token_id="<|video_pad|>",
+                vision_start_token_id="<|vision_start|>",
+                vision_end_token_id="<|vision_end|>",
+            ),
+        },
+    ),
+    QWEN_TOKENS,
+    QWEN_TEMPLATE,
+    {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "min_pixels": 1024,
+        "max_pixels": 12288,
+        "patch_size": 8,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+    },
+    "Qwen2_5_VLProcessor",
+    "qwen2_vl.Qwen2VL",
+    ("pixel_values", "image_grid_thw"),
+)
+
+MISTRAL_TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'user' %}[INST]"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for block in message.content %}"
+    "{% if block.type == 'text' %}{{ block.text }}"
+    "{% elif block.type in ['image', 'image_url'] %}[IMG]{% endif %}"
+    "{% endfor %}{% endif %}[/INST]"
+    "{% else %}{{ message.content }}</s>{% endif %}{% endfor %}"
+)
+MISTRAL_TOKENS = ("[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+MISTRAL3 = Seeing(
+    families.Case(
+        "mistral3",
+        "Mistral3ForConditionalGeneration",
+        {
+            "model_type": "mistral",
+            "vocab_size": tokenizer(MISTRAL_TOKENS).get_vocab_size(),
+            "max_position_embeddings": 512,
+        },
+        around={
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "head_dim": 16,
+                "image_size": 128,
+                "patch_size": 8,
+                "initializer_range": 0.08,
+            },
+            "tie_word_embeddings": False,
+            **_ids(MISTRAL_TOKENS, image_token_index="[IMG]"),
+        },
+    ),
+    MISTRAL_TOKENS,
+    MISTRAL_TEMPLATE,
+    {
+        "image_processor_type": "PixtralImageProcessor",
+        "size": {"longest_edge": 128},
+        "patch_size": {"height": 8, "width": 8},
+    },
+    "PixtralProcessor",
+    "pixtral.Pixtral",
+    ("pixel_values", "image_sizes"),
+)
+
+GEMMA_TEMPLATE = (
+    "{% for message in messages %}<start_of_turn>"
+    "{{ 'model' if message.role == 'assistant' else message.role }}\n"
+    "{% if message.content is string %}{{ message.content | trim }}{% else %}"
+    "{% for item in message.content %}"
+    "{% if item.type == 'image' or item.type == 'image_url' %}<start_of_image>"
+    "{% elif item.type == 'text' %}{{ item.text | trim }}{% endif %}"
+    "{% endfor %}{% endif %}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+GEMMA_TOKENS = (
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<start_of_image>",
+    "<end_of_image>",
+    "<image_soft_token>",
+)
+GEMMA3 = Seeing(
+    families.Case(
+        "gemma3",
+        "Gemma3ForConditionalGeneration",
+        {
+            "vocab_size": tokenizer(GEMMA_TOKENS).get_vocab_size(),
+            "max_position_embeddings": 512,
+            "sliding_window": 9,
+            "sliding_window_pattern": 2,
+        },
+        around={
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "image_size": 64,
+                "patch_size": 8,
+                "vision_use_head": False,
+            },
+            "mm_tokens_per_image": 16,
+            **_ids(
+                GEMMA_TOKENS,
+                boi_token_index="<start_of_image>",
+                eoi_token_index="<end_of_image>",
+                image_token_index="<image_soft_token>",
+            ),
+        },
+    ),
+    GEMMA_TOKENS,
+    GEMMA_TEMPLATE,
+    {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": {"height": 64, "width": 64},
+        "do_pan_and_scan": None,
+    },
+    "Gemma3Processor",
+    "gemma3.Gemma3",
+    ("pixel_values",),
+)
+
+FAMILIES = [QWEN3_VL, QWEN2_5_VL, MISTRAL3, GEMMA3]
 
 
 def write(seeing: Seeing, folder: Path, **changes: Any) -> Path:
@@ -164,4 +319,7 @@ def image_processor(seeing: Seeing, folder: Path) -> Any:
     module, name = seeing.pil.split(".")
     path = f"transformers.models.{module}.image_processing_pil_{module}"
     kind = getattr(importlib.import_module(path), f"{name}ImageProcessorPil")
-    return kind.from_pretrained(folder)
+    made = kind.from_pretrained(folder)
+    if seeing.name == "mistral3":  # PixtralProcessor tells its image processor so.
+        made.patch_size = {"height": 16, "width": 16}
+    return made

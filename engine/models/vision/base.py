@@ -35,7 +35,8 @@ class VisionEncoder(Module, ABC):
     prefixes: ClassVar[Sequence[str]]
     """Of its tensors in checkpoints; what follows is the parameter's name."""
     unneeded: ClassVar[Sequence[str]] = ()
-    """Beginnings of names of its tensors that nothing here needs."""
+    """Beginnings of names, behind the prefix, of tensors that are not the encoder's, or that
+    nothing here needs."""
 
     @abstractmethod
     def __init__(
@@ -51,8 +52,8 @@ class VisionEncoder(Module, ABC):
         ``ImageProcessor`` makes; on any device."""
 
     def place_of(self, name: str) -> str | None:
-        """The parameter that the checkpoint's tensor ``name`` belongs to; None if it is not of the
-        encoder."""
+        """The parameter that the checkpoint's tensor ``name`` belongs to; None if the encoder has
+        no need of it."""
         for prefix in self.prefixes:
             if name.startswith(prefix):
                 name = name.removeprefix(prefix)
@@ -223,17 +224,41 @@ class TwoProducts(Module):
         sizes: tuple[int, int, int],
         activation: str,
         *,
+        bias: bool = True,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         """sizes: of the input, between the products, and of the output."""
         self._activation = ACTIVATIONS[activation]
         size, inner, out = sizes
-        self.up = Linear(size, {"": inner}, bias=True, dtype=dtype, device=device)
-        self.down = Linear(inner, {"": out}, bias=True, dtype=dtype, device=device)
+        self.up = Linear(size, {"": inner}, bias=bias, dtype=dtype, device=device)
+        self.down = Linear(inner, {"": out}, bias=bias, dtype=dtype, device=device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self._activation(self.up(x)))
+
+
+class GatedFeedForward(Module):
+    """``down(act(gate(x)) * up(x))``, as ``GatedMLP`` with any activation."""
+
+    def __init__(
+        self,
+        size: int,
+        inner: int,
+        activation: str,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._activation = ACTIVATIONS[activation]
+        parts = {"gate_proj": inner, "up_proj": inner}
+        self.gate_up_proj = Linear(size, parts, bias=bias, dtype=dtype, device=device)
+        self.down_proj = Linear(inner, {"": size}, bias=bias, dtype=dtype, device=device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        return self.down_proj(self._activation(gate) * up)
 
 
 class PatchEmbedding(Module):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import re
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,47 +46,85 @@ def normalized(processor: ImageProcessor, fit: Fit, pixels: bytes) -> Any:
     return np.stack([table[channel][picture[:, :, channel]] for channel in range(3)])
 
 
+def patchified(family: Seeing, reference: Any, inputs: Any) -> list[Any]:
+    """What transformers makes of each picture, in the shape of ``normalized``."""
+    if "image_grid_thw" not in inputs:
+        sizes = inputs.get("image_sizes", [p.shape[1:] for p in inputs["pixel_values"]])
+        # Pictures of a batch are padded to one size.
+        return [p[:, :h, :w] for p, (h, w) in zip(inputs["pixel_values"], sizes, strict=True)]
+    pictures, start = [], 0
+    merge, side = reference.merge_size, reference.patch_size
+    for _, rows, columns in inputs["image_grid_thw"]:
+        flat = inputs["pixel_values"][start : start + rows * columns]
+        start += rows * columns
+        shape = (rows // merge, columns // merge, merge, merge, 3, 2, side, side)
+        patches = flat.reshape(shape)
+        assert np.array_equal(patches[..., 0, :, :], patches[..., 1, :, :])
+        picture = patches[..., 0, :, :].transpose(4, 0, 2, 5, 1, 3, 6)
+        pictures.append(picture.reshape(3, rows * side, columns * side))
+    return pictures
+
+
 @FAMILIES
 def test_pixels_have_the_bits_of_transformers(family: Seeing, tmp_path: Path) -> None:
     """Several pictures of one call, each compared."""
     processor = loaded(family, tmp_path)
     reference = seeing.image_processor(family, tmp_path)
     pictures = [noise(size) for size in seeing.SIZES]
-    expected = reference(pictures, return_tensors="np")
-    start = 0
-    for picture, grid in zip(pictures, expected["image_grid_thw"], strict=True):
+    inputs = reference(pictures, return_tensors="np")
+    expected = patchified(family, reference, inputs)
+    for picture, theirs in zip(pictures, expected, strict=True):
         prepared = prepare(processor, picture)
-        fit = prepared.fit
-        ours, *_ = reference.patchify(
-            normalized(processor, fit, prepared.pixels),
-            reference.patch_size,
-            reference.merge_size,
-            reference.temporal_patch_size,
-        )
-        patches = expected["pixel_values"][start : start + grid.prod()]
-        assert np.array_equal(ours, patches)
-        assert ours.dtype == patches.dtype
-        assert fit.rows * fit.columns == grid.prod() // reference.merge_size**2
-        start += grid.prod()
+        ours = normalized(processor, prepared.fit, prepared.pixels)
+        assert ours.shape == theirs.shape
+        assert ours.dtype == theirs.dtype
+        assert np.array_equal(ours, theirs)
+
+
+def written(family: Seeing, reference: Any, inputs: Any, index: int) -> str:
+    """What transformers writes into a prompt for a picture."""
+    name = family.processor.removesuffix("Processor").lower()
+    module = {"qwen3vl": "qwen3_vl", "qwen2_5_vl": "qwen2_5_vl"}.get(name, name)
+    path = f"transformers.models.{module}"
+    needs_torchvision = ModuleType(f"{path}.image_processing_{module}")
+    needs_torchvision.get_resize_output_image_size = None  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        if module == "pixtral":
+            patch.setitem(sys.modules, needs_torchvision.__name__, needs_torchvision)
+        kind = vars(importlib.import_module(f"{path}.processing_{module}"))[family.processor]
+    begin, end, image = "<start_of_image>", "<end_of_image>", "<image_soft_token>"
+    processor = SimpleNamespace(
+        image_processor=reference,
+        image_token="[IMG]" if family.name == "mistral3" else "<|image_pad|>",
+        patch_size=8,
+        spatial_merge_size=2,
+        image_break_token="[IMG_BREAK]",
+        image_end_token="[IMG_END]",
+        full_image_sequence=f"\n\n{begin}{image * 16}{end}\n\n",
+    )
+    text: str = type.__getattribute__(kind, "replace_image_token")(processor, inputs, index)
+    return text
 
 
 @FAMILIES
 def test_a_placeholder_becomes_what_transformers_writes(family: Seeing, tmp_path: Path) -> None:
-    from transformers import Qwen3VLProcessor
-
+    """In the midst of lines, and between pictures."""
     processor = loaded(family, tmp_path)
     reference = seeing.image_processor(family, tmp_path)
     tokenizer = seeing.tokenizer(family.tokens)
-    expander: Any = SimpleNamespace(
-        image_processor=reference, image_token=tokenizer.id_to_token(processor.image_token_id)
-    )
     pictures = [noise(size) for size in seeing.SIZES]
     inputs = reference(pictures, return_tensors="np")
+    placeholder: Any = tokenizer.id_to_token(processor.placeholder)
     for index, picture in enumerate(pictures):
-        text = Qwen3VLProcessor.replace_image_token(expander, inputs, index)
+        prompt = f"the\n{placeholder}\n\ncat {placeholder}{placeholder} sat"
+        theirs = prompt.replace(placeholder, written(family, reference, inputs, index))
         fit = processor.fit(*picture.size)
-        assert processor.tokens(fit) == tokenizer.encode(text, add_special_tokens=False).ids
         assert len(processor.tokens(fit)) == fit.num_tokens
+        assert processor.tokens(fit).count(processor.image_token_id) == fit.rows * fit.columns
+        ours = []
+        for token in tokenizer.encode(processor.rendered(prompt), add_special_tokens=False).ids:
+            ours += processor.tokens(fit) if token == processor.placeholder else [token]
+        assert ours == tokenizer.encode(theirs, add_special_tokens=False).ids
 
 
 @given(
@@ -139,9 +180,11 @@ def test_digests_depend_on_pixels_size_and_parameters(family: Seeing, tmp_path: 
         prepare(processor, other).digest,
         prepare(changed, picture).digest,
         prepare(processor, Image.new("RGB", (64, 64))).digest,
-        prepare(processor, Image.new("RGB", (32, 128))).digest,
     }
-    assert len(digests) == 5
+    assert len(digests) == 4
+    same_bytes = [prepare(processor, Image.new("RGB", size)) for size in ((64, 64), (32, 128))]
+    sizes = {(made.fit.height, made.fit.width) for made in same_bytes}
+    assert len({made.digest for made in same_bytes}) == len(sizes)
     assert pickle.loads(pickle.dumps(processor)) == processor
 
 
@@ -172,8 +215,66 @@ def test_a_processor_file_may_hold_all_settings(tmp_path: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     assert load_processor(folder) == expected
     (folder / "processor_config.json").unlink()
-    with pytest.raises(ModelLoadError, match=r"preprocessor_config.json .* needs it"):
-        load_processor(folder)
+    assert load_processor(folder) is None, "it is served for texts"
+
+
+@given(st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 4000), st.integers(1, 60))
+def test_pixtrals_sizes(width: int, height: int, longest: int, side: int) -> None:
+    from transformers.models.pixtral.image_processing_pil_pixtral import (
+        get_resize_output_image_size,
+    )
+
+    from engine.images.pixtral import Processor
+
+    processor = Processor(
+        placeholder=1,
+        image_token_id=1,
+        resample=3,
+        normalization=PLAIN,
+        side=side,
+        max_height=longest,
+        max_width=longest,
+        break_token_id=2,
+        end_token_id=3,
+    )
+    picture = np.broadcast_to(np.uint8(0), (3, height, width))
+    expected = get_resize_output_image_size(picture, longest, side, "channels_first")
+    if not all(expected):
+        with pytest.raises(ImageTooLarge, match="too long for the other"):
+            processor.fit(width, height)
+        return
+    fit = processor.fit(width, height)
+    assert (fit.height, fit.width) == expected
+    assert fit == processor.fit(width, height, "high")
+    assert len(processor.tokens(fit)) == fit.num_tokens
+
+
+def test_pixtrals_low_detail(tmp_path: Path) -> None:
+    processor = loaded(seeing.MISTRAL3, tmp_path, size={"longest_edge": 1540})
+    for size in [(4000, 3000), (500, 4000), (30, 20)]:
+        low = processor.fit(*size, "low")
+        assert low.rows * low.columns <= LOW_DETAIL_TOKENS
+        assert low.num_tokens <= processor.fit(*size).num_tokens
+
+
+def test_gemmas_pictures_are_of_one_size(tmp_path: Path) -> None:
+    processor = loaded(seeing.GEMMA3, tmp_path)
+    assert processor.fit(1, 4000) == processor.fit(64, 64, "low") == Fit(64, 64, 4, 4, 18)
+    with pytest.raises(ModelLoadError, match=r"size .*'height': 32.*image_size .* is 64"):
+        loaded(seeing.GEMMA3, tmp_path, size={"height": 32, "width": 32})
+    with pytest.raises(ModelLoadError, match="do_pan_and_scan: true is not supported"):
+        loaded(seeing.GEMMA3, tmp_path, do_pan_and_scan=True)
+
+
+def test_tokens_that_a_tokenizer_lacks_are_named(tmp_path: Path) -> None:
+    for family, token in ((seeing.MISTRAL3, "[IMG_BREAK]"), (seeing.GEMMA3, "boi_token_index")):
+        seeing.write_processor(family, tmp_path)
+        seeing.tokenizer(()).save(str(tmp_path / "tokenizer.json"))
+        with pytest.raises(
+            ModelLoadError, match=rf"tokenizer.json has no token .*{re.escape(token)}"
+        ):
+            load_processor(tmp_path)
+        (tmp_path / "config.json").unlink()
 
 
 def test_older_names_of_qwens_sizes(tmp_path: Path) -> None:

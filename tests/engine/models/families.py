@@ -331,6 +331,8 @@ def write(case: Case, folder: Path, **changes: Any) -> Path:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor.dim() == 1 and "inv_freq" not in name:
                 tensor += 0.1 * torch.randn_like(tensor)
+            elif not tensor.any():  # Gemma 3's projector begins at 0
+                tensor.normal_(0, 0.1)
     model.save_pretrained(folder)
     toys.write_model_folder(
         folder, tokenizer=tokenizer, tokenizer_config={"chat_template": toys.CHAT_TEMPLATE}

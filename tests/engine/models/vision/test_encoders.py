@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from engine.errors import ModelLoadError
 from engine.images.load import load_processor
 from engine.images.prepare import prepare
 from engine.models.vision.base import VisionEncoder
@@ -100,3 +102,45 @@ def test_in_16_bits(checkpoint: tuple[Seeing, Path]) -> None:
     for a, b in zip(exact, rounded, strict=True):
         assert b.dtype == torch.bfloat16
         assert (a - b).norm() / a.norm() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("family", "where", "field", "value", "message"),
+    [
+        (
+            seeing.QWEN3_VL,
+            "vision_config",
+            "hidden_act",
+            "swish",
+            "vision_config.hidden_act: 'swish'",
+        ),
+        (seeing.QWEN3_VL, "vision_config", "num_heads", 3, "hidden_size: 32 is not 3 heads"),
+        (seeing.QWEN3_VL, "vision_config", "depth", 0, "vision_config.depth"),
+        (
+            seeing.QWEN3_VL,
+            "vision_config",
+            "deepstack_visual_indexes",
+            [4],
+            "deepstack_visual_indexes: 4 is none of 4 layers",
+        ),
+        (seeing.QWEN2_5_VL, "vision_config", "window_size", 8, "window_size: 8 pixels"),
+        (seeing.MISTRAL3, None, "vision_feature_layer", [-2], "vision_feature_layer: .* only -1"),
+        (seeing.GEMMA3, None, "mm_tokens_per_image", 9, "mm_tokens_per_image: 9 is not"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(
+    family: Seeing, where: str | None, field: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    seeing.write_processor(family, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"] = {"hidden_size": 64}
+    (config if where is None else config[where])[field] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=f"config.json: .*{message}"):
+        create_encoder(tmp_path, dtype=torch.float32, device=CPU)
+
+
+def test_models_that_do_not_see_have_none(tmp_path: Path) -> None:
+    seeing.write_processor(seeing.QWEN3_VL, tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert create_encoder(tmp_path, dtype=torch.float32, device=CPU) is None
