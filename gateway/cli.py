@@ -284,8 +284,10 @@ def _foreseen() -> tuple[type[Exception], ...]:
 
 
 def _with_mend(exc: Exception) -> str:
-    from tenants.errors import StoreUnavailable
+    from tenants.errors import InvalidValue, StoreUnavailable
 
+    if isinstance(exc, InvalidValue) and exc.field == "dsn":
+        return f"tenants.{exc}"
     if isinstance(exc, StoreUnavailable):
         mend = "correct" if "refuses us" in str(exc) else "start it, or correct"
         return f"{exc}; {mend} tenants.dsn"

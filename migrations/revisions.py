@@ -16,7 +16,7 @@ import asyncpg
 from migrations import source
 from tenants.connections import translated
 from tenants.dsn import check_dsn, describe
-from tenants.errors import SchemaMismatch
+from tenants.errors import SchemaMismatch, StoreUnavailable
 
 FOLDER = Path(__file__).parent
 _NAME = re.compile(r"\d{4}_\d\d_\d\d_\d{4}_([^_]+)_")
@@ -45,6 +45,11 @@ async def current(dsn: str) -> str | None:
         revision: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
     except asyncpg.UndefinedTableError:
         return None
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StoreUnavailable(
+            f"{describe(dsn)} refuses us: {error}; the login must be the one that migrates it, or "
+            "one that is granted sluice_app and sluice_operator"
+        ) from error
     finally:
         await connection.close()
     return revision

@@ -50,9 +50,10 @@ _SETTINGS = {
 }
 
 
-async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 60.0) -> None:
+async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 60.0) -> str | None:
     """Migrate up to ``revision``, if the database is not there yet, and make its functions as their
-    files say. Workers may go on meanwhile.
+    files say. Workers may go on meanwhile. Returns the revision that it was at; None if it was
+    never migrated.
 
     Concurrent calls wait for each other, and for tables that are in use, at most for
     ``lock_timeout_s`` each. If a migration fails, the database stays at the one before. Raises
@@ -62,17 +63,17 @@ async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 6
     async with _connect(dsn) as connection:
         await _lock(connection, lock_timeout_s, describe(dsn))
         # Left by closing the connection: the lock is the session's.
-        found = await connection.run_sync(_revision_of)
-        if found is not None and found not in revisions.known():
-            raise SchemaMismatch(found, revisions.head())
-        await connection.commit()
-
-        def migrate(sync: Connection) -> None:
-            command.upgrade(_config(sync), revision)
-            source.replace_functions(sync)
-            sync.commit()
-
         try:
+            found = await connection.run_sync(_revision_of)
+            if found is not None and found not in revisions.known():
+                raise SchemaMismatch(found, revisions.head())
+            await connection.commit()
+
+            def migrate(sync: Connection) -> None:
+                command.upgrade(_config(sync), revision)
+                source.replace_functions(sync)
+                sync.commit()
+
             await _retried(connection, migrate, lock_timeout_s, describe(dsn))
         except _ERRORS as error:
             if _sqlstate(error) != INSUFFICIENT_PRIVILEGE:
@@ -81,11 +82,13 @@ async def upgrade(dsn: str, revision: str = "head", *, lock_timeout_s: float = 6
             missing = await connection.scalars(text(_MISSING_ROLES))
             mend = "".join(f"CREATE ROLE {role}; " for role in missing)
             owner = await connection.scalar(text("SELECT quote_ident(current_user)"))
+            reason = str(getattr(error, "orig", error)).rstrip(".")
             raise MigrationRefused(
-                f"{describe(dsn)} refuses us: {getattr(error, 'orig', error)}. Migrate as the "
+                f"{describe(dsn)} refuses us: {reason}. Migrate as the "
                 "database's owner; if it may not make or grant roles, let an administrator run: "
                 f"{mend}GRANT sluice_app, sluice_operator TO {owner}"
             ) from error
+        return found
 
 
 def create(message: str) -> Path:

@@ -23,6 +23,9 @@ def check_dsn(dsn: str) -> str:
         raise InvalidValue("dsn", f"cannot be parsed: {error}") from None
     if scheme not in _SCHEMES:
         raise InvalidValue("dsn", "must look like postgresql://user:password@host:5432/database")
+    for port in ",".join(options.get("port", ())).split(","):
+        if port and not (port.isascii() and port.isdigit() and int(port[:6]) < 65536):
+            raise InvalidValue("dsn", "names a port that is no number up to 65535")
     for name in _FILES:
         for file in options.get(name, ()):
             if not Path(file).is_file():

@@ -159,11 +159,6 @@ def migrate(
     from gateway import secrets
     from tenants.store import Store
 
-    async def upgrade(dsn: str) -> tuple[str | None, str | None]:
-        before = await migrations.current(dsn)
-        await migrations.upgrade(dsn)
-        return before, await migrations.current(dsn)
-
     async def has_keys(dsn: str) -> bool:
         store = await Store.connect(dsn, max_size=1)
         try:
@@ -172,7 +167,7 @@ def migrate(
             await store.close()
 
     with opened(config, data_dir) as database:
-        before, after = asyncio.run(upgrade(database.dsn))
+        before, after = asyncio.run(migrations.upgrade(database.dsn)), migrations.head()
         if database.secrets_file.exists():
             pass
         elif not new_secrets and asyncio.run(has_keys(database.dsn)):

@@ -18,6 +18,7 @@ from gateway.config.sections import Config
 from gateway.errors import ConfigError
 
 ENV_PREFIX = "SLUICE_"
+_ALL = "; remove it, and `sluice config show` prints all that there are"
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     field.name: field.type
     for field in msgspec.structs.fields(Config)
@@ -123,7 +124,9 @@ def _parse_one(document: Mapping[str, Any], where: str, variables: Mapping[str, 
 def _refuse_unknown(document: Mapping[str, Any], *, where: str) -> None:
     for section, table in document.items():
         if section not in SECTIONS:
-            raise ConfigError(f"{where}: unknown section [{section}]{hint(section, SECTIONS)}")
+            raise ConfigError(
+                f"{where}: unknown section [{section}]{hint(section, SECTIONS) or _ALL}"
+            )
         if section == "models" and isinstance(table, list) and table:
             for index, entry in enumerate(table):
                 _refuse_unknown_of_entry(entry, f"models[{index}]", where)
@@ -148,7 +151,7 @@ def _refuse_unknown_keys(table: Mapping[str, Any], section: str, name: str, wher
     fields = SECTIONS[section].__struct_fields__
     for key in table:
         if key not in fields:
-            mend = _elsewhere(key) or hint(key, (*fields, *_OF_ENTRIES))
+            mend = _elsewhere(key) or hint(key, (*fields, *_OF_ENTRIES)) or _ALL
             if section == name == "models" and key in _OF_ENTRIES:
                 mend = "; it is for one of several models, which are written as [[models]]"
             raise ConfigError(f"{where}: unknown key {name}.{key}{mend}")
@@ -187,7 +190,7 @@ def _overlay(document: dict[str, Any], env: Mapping[str, str]) -> dict[str, str]
         fields = SECTIONS[section].__struct_fields__
         if key not in fields:
             known = [f"{ENV_PREFIX}{section}_{field}".upper() for field in fields]
-            raise ConfigError(f"unknown variable {variable}{hint(variable, known)}")
+            raise ConfigError(f"unknown variable {variable}{hint(variable, known) or _ALL}")
         if isinstance(document.get(section), list):
             raise ConfigError(
                 f"{variable} is for a lone model, and the file has [[models]]; set it in the file"

@@ -56,6 +56,10 @@ def test_values_are_taken(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (MINIMAL + "[server]\nprot = 1\n", "unknown key server.prot; did you mean port?"),
+        (
+            MINIMAL + "[server]\nxyzzy = 1\n",
+            "unknown key server.xyzzy; remove it, and `sluice config",
+        ),
         (MINIMAL + "[sever]\n", "unknown section [sever]; did you mean server?"),
         (MINIMAL + "[zebra]\n", "known are engine, fleet, images, mcp, models, oidc, server"),
         (

@@ -256,7 +256,9 @@ class TestUpgrade:
         await connection.close()
 
     async def test_many_at_once_take_turns(self, empty_pg_dsn: str) -> None:
-        await asyncio.gather(*(migrations.upgrade(empty_pg_dsn) for _ in range(5)))
+        found = await asyncio.gather(*(migrations.upgrade(empty_pg_dsn) for _ in range(5)))
+        assert found.count(None) == 1, "the others find the schema there already"
+        assert found.count(migrations.head()) == 4
         assert await migrations.current(empty_pg_dsn) == migrations.head()
 
     async def test_waits_for_the_lock_no_longer_than_told(self, empty_pg_dsn: str) -> None:
@@ -283,6 +285,17 @@ class TestUpgrade:
             await execute(empty_pg_dsn, asked[0])
             await migrations.upgrade(dsn)
             await migrations.check(dsn)
+
+    async def test_a_login_without_rights_is_told_what_it_lacks(self, empty_pg_dsn: str) -> None:
+        await migrations.upgrade(empty_pg_dsn)
+        async with owned(empty_pg_dsn, may_make_roles=False) as dsn:
+            with pytest.raises(MigrationRefused, match="Migrate as the database's owner"):
+                await migrations.upgrade(dsn)
+            for function in (migrations.current, migrations.check):
+                with pytest.raises(
+                    StoreUnavailable, match="granted sluice_app and sluice_operator"
+                ):
+                    await function(dsn)
 
     async def test_two_owners_on_one_server_who_cannot_read_each_other(
         self, postgres_server: str, empty_pg_dsn: str

@@ -32,6 +32,8 @@ def test_description_shows_where_and_no_secret(dsn: str, where: str) -> None:
         "postgresql://u:secret@db:99999/x",
         "postgresql://u:secret@[::1/x",
         "postgresql://u:secret@db/x?nonsense",
+        "postgresql://u:secret@db/x?host=/run&port=5432port=5432",
+        "postgresql://u:secret@/x?host=a,b&port=5432,123456",
     ],
 )
 def test_what_is_no_dsn_is_refused_without_repeating_it(dsn: str) -> None:
