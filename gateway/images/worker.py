@@ -37,6 +37,7 @@ from gateway.images.jobs import (
     setup_decoder,
 )
 
+_TOO_MUCH = Refused("image_too_large", "the image takes too much memory to be decoded")
 _NICENESS = 10
 """What a client wants decoded must not slow streams."""
 
@@ -74,9 +75,11 @@ def _answer(job: Job, setup: Setup) -> Answer:
     except ImageTooLarge as error:
         return Refused("image_too_large", str(error))
     except InvalidImage as error:
+        if isinstance(error.__cause__, MemoryError):
+            return _TOO_MUCH
         return Refused("image_parse_error", str(error))
     except MemoryError:
-        return Refused("image_too_large", "the image takes too much memory to be decoded")
+        return _TOO_MUCH
 
 
 def _prepared(job: Prepare, data: bytes, limits: Limits) -> Pixels:
