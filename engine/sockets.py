@@ -200,10 +200,10 @@ def admit_only(context: Sockets, curve: Curve) -> ThreadAuthenticator:
     """Have ``listen`` refuse clients with another key; runs until it is stopped."""
     from zmq.auth.thread import ThreadAuthenticator
 
-    doorman = ThreadAuthenticator(context)
-    doorman.start()
-    doorman.configure_curve_callback(credentials_provider=_Peer(curve.peer))
-    return doorman
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback(credentials_provider=_Peer(curve.peer))
+    return authenticator
 
 
 class _Peer:

@@ -13,7 +13,7 @@ from starlette.types import Scope, Send
 from gateway import rate_limits
 from gateway.schemas.operation import Operation
 from gateway.transport import extensions
-from gateway.transport.extensions import Departure, Writer
+from gateway.transport.extensions import Disconnect, Writer
 from tenants.attempts import Attempt, with_less
 from tenants.limits import QuotaAnswer
 from tenants.request_ids import new_request_id
@@ -76,7 +76,7 @@ class RequestContext:
     """The same as a plain function call, where the server offers it."""
     trust: Callable[[], None] | None = None
     """To be called when the client has authenticated, where the server offers it."""
-    departure: Departure | None = None
+    disconnect: Disconnect | None = None
     """Tells when the client leaves, where the server offers it."""
     request_id: UUID = field(default_factory=new_request_id)
     client_request_id: str | None = None
@@ -113,7 +113,7 @@ def attach(scope: Scope, send: Send) -> RequestContext:
         send,
         extensions.take_writer(scope),
         extensions.take_trust(scope),
-        extensions.departure_of(scope),
+        extensions.disconnect_of(scope),
     )
     scope[_KEY] = context
     return context
@@ -125,10 +125,10 @@ def detach(scope: Scope) -> None:
     del scope[_KEY]
 
 
-def fork(scope: Scope, send: Send, departure: Departure) -> Scope:
+def fork(scope: Scope, send: Send, disconnect: Disconnect) -> Scope:
     """The scope for work that answers to ``send`` and may outlive the request: it shares what the
     request is and what is noted of it, not how its client is reached, nor when that has left."""
-    return {**scope, _KEY: replace(of(scope), send=send, write=None, departure=departure)}
+    return {**scope, _KEY: replace(of(scope), send=send, write=None, disconnect=disconnect)}
 
 
 def of(scope: Scope) -> RequestContext:

@@ -58,7 +58,7 @@ from starlette.exceptions import HTTPException
 
 from engine.errors import AdapterLoadError, EngineDead, InvalidRequest, QueueFull
 from gateway import rate_limits
-from gateway.logs import Trickle
+from gateway.logs import LogThrottle
 from gateway.schemas.common import ErrorBody, ErrorObject
 from grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError, InvalidGrammar
 from tenants import keys
@@ -74,7 +74,7 @@ from tenants.errors import StoreUnavailable as TenantStoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-_seldom = Trickle(burst=20, per_s=0.5)
+_seldom = LogThrottle(burst=20, per_s=0.5)
 """For errors with a traceback, which each request may meet."""
 
 MAX_QUOTED = 64

@@ -19,7 +19,7 @@ trace_ids: ContextVar[Mapping[str, str]] = ContextVar("trace_ids", default=Mappi
 """Fields of each line that is logged while a traced request is answered."""
 
 
-class Trickle:
+class LogThrottle:
     """Bounds how many lines of each kind are logged, for those that a client can cause at will: at
     first some at once, then one from time to time."""
 
@@ -55,7 +55,7 @@ class Trickle:
 
 
 class _Kind:
-    """The state of a ``Trickle`` for one kind of lines."""
+    """The state of a ``LogThrottle`` for one kind of lines."""
 
     __slots__ = ("at", "num_left_out", "room")
 
@@ -71,10 +71,10 @@ class SeldomFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._trickle = Trickle(burst=10, per_s=0.2)
+        self._throttle = LogThrottle(burst=10, per_s=0.2)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        num_left_out = self._trickle.admit(record.msg)
+        num_left_out = self._throttle.admit(record.msg)
         if num_left_out:
             record.fields = {"left_out": num_left_out}
         return num_left_out is not None

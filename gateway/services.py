@@ -350,8 +350,8 @@ def _create_background(
         revocations.on_change(change)
         registry.on_change(change)
 
-    if metrics.board is not None:
-        work["metrics for other workers"] = metrics.board.run
+    if metrics.worker_metrics is not None:
+        work["metrics for other workers"] = metrics.worker_metrics.run
     if session_dsn is not None:  # LISTEN needs a database.
         listener = ChangeListener(session_dsn, on_change)
         metrics.watch_changes(listener)

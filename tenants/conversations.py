@@ -18,7 +18,7 @@ _SQL = queries.load()
 _NONE: Mapping[str, TenantsError] = MappingProxyType({})
 
 
-class Room(NamedTuple):
+class Bounds(NamedTuple):
     """How much there may be."""
 
     max_items: int
@@ -109,7 +109,7 @@ class Conversations:
         tenant_id: UUID,
         conversation_id: str,
         items: Sequence[StoredItem],
-        room: Room,
+        room: Bounds,
     ) -> bool:
         """Add items at the end, all or none; there is at least one. False if there is no such
         conversation, or no room. Raises ``ObjectExists`` for an id that is there already."""

@@ -79,7 +79,7 @@ class EventResponse(EventSourceResponse, ABC):
             if scope["method"] == "HEAD":  # answered with the headers alone
                 await super().__call__(scope, receive, send)
             else:
-                await until_disconnect(receive, self._stream_response(send), known.departure)
+                await until_disconnect(receive, self._stream_response(send), known.disconnect)
         except ClientDisconnect:
             pass
         finally:

@@ -15,7 +15,7 @@ from gateway.context import Deferred
 from gateway.errors import ApiError, InvalidRequestError, to_api_error
 from gateway.schemas.operation import Operation
 from gateway.transport.body_shape import JsonCounts, cut
-from gateway.transport.extensions import DEPARTURE, Departure
+from gateway.transport.extensions import DISCONNECT, Disconnect
 from tenants.access import require_scope
 from tenants.authenticator import Authenticator
 from tenants.batch_queue import Line
@@ -92,7 +92,7 @@ class LineRun:
         self._app = app
         self._operation = operation
         self._line = line
-        self._departure = Departure()
+        self._disconnect = Disconnect()
         self._deferred = Deferred()
         self.why: tuple[str, str] | None = None
         self._status = 0
@@ -103,7 +103,7 @@ class LineRun:
         """Let it end soon, with what was generated until then. why: the code and the message of its
         result; None: it runs again."""
         self.why = self.why or why
-        self._departure.leave()
+        self._disconnect.leave()
 
     async def answer(self, text: bytes, authenticator: Authenticator) -> Answer:
         """Run it. text: the line in the input file."""
@@ -124,7 +124,7 @@ class LineRun:
             "query_string": b"",
             "headers": [(b"content-type", b"application/json")],
             "path_params": {},
-            "extensions": {DEPARTURE: self._departure},
+            "extensions": {DISCONNECT: self._disconnect},
         }
         known = context.attach(scope, self._send)
         known.request_id = self._line.request_id
@@ -140,7 +140,7 @@ class LineRun:
             body = await self._checked(text)
             await self._app(scope, _receiving(body), self._send)
         except Exception as exc:
-            if not self._departure.has_left and not self._status:
+            if not self._disconnect.has_left and not self._status:
                 await refusal(scope, to_api_error(exc))(scope, _nothing, self._send)
         finally:
             context.notes.reset(noting)
@@ -185,7 +185,7 @@ def _receiving(body: bytes) -> Receive:
     async def receive() -> Message:
         if pending:
             return {"type": "http.request", "body": pending.pop(), "more_body": False}
-        await asyncio.Event().wait()  # Who listens for the client's leaving has the departure.
+        await asyncio.Event().wait()  # Who listens for the client's leaving has `Disconnect`.
         raise AssertionError
 
     return receive

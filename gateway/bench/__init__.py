@@ -56,13 +56,13 @@ import uvloop
 from rich.console import Console
 
 from gateway.bench.figures import MIN_WINDOWS, Level
-from gateway.bench.load import Load, Manner
+from gateway.bench.load import Load, Workload
 from gateway.bench.process import WINDOW_S
 from gateway.bench.report import print_figures
 from gateway.bench.target import Measured, Target, floor, opened, served_model
 from gateway.errors import ClientError, ConfigError
 
-__all__ = ["Manner", "Target", "run"]
+__all__ = ["Target", "Workload", "run"]
 
 WARMUP_REQUESTS = 2
 MAX_ADDED_GAP_MS = 25.0
@@ -87,7 +87,7 @@ class _Figures(msgspec.Struct):
 class _Run(NamedTuple):
     """What is measured at each level."""
 
-    manner: Manner
+    workload: Workload
     num_requests: int | None
     duration_s: float | None
     console: Console
@@ -98,7 +98,7 @@ def run(
     levels: Sequence[int],
     *,
     num_requests: int | None,
-    manner: Manner,
+    workload: Workload,
     duration_s: float | None = None,
     most: bool = False,
     output: Path | None = None,
@@ -109,36 +109,36 @@ def run(
     ``ConfigError`` for a target that cannot be, ``ClientError`` when the server cannot be used or
     any request failed.
     """
-    if most and manner.replay_tokens_per_s is None:
+    if most and workload.replay_tokens_per_s is None:
         raise ConfigError("--most needs --replay: it asks what is added to an engine's own pace")
-    if target.has_floor and manner.replay_tokens_per_s is None:
+    if target.has_floor and workload.replay_tokens_per_s is None:
         raise ConfigError("--floor needs --replay, the pace of what it sends")
-    if manner.uses_responses and manner.uses_websocket:
+    if workload.uses_responses and workload.uses_websocket:
         raise ConfigError("--responses is measured over SSE, not with --websocket")
-    if target.through is not None and manner.resumable:
+    if target.through is not None and workload.resumable:
         raise ConfigError("--resumable is Sluice's own: a proxy --through does not know it")
-    if manner.leaving and manner.resumable:
+    if workload.leaving and workload.resumable:
         raise ConfigError("--leaving measures aborts: --resumable streams outlive their readers")
-    if manner.stalled and duration_s is None:
+    if workload.stalled and duration_s is None:
         raise ConfigError("--stalled needs --duration: readers that stall never end by themselves")
     _allow_many_files()
     console = Console(stderr=output is not None and str(output) == "-")
-    task = _Run(manner, num_requests, duration_s, console)
+    task = _Run(workload, num_requests, duration_s, console)
     with opened(target, console) as servers:
         model = served_model(servers[0].address)
         begin = _floor_figures("floor before", levels, task) if target.has_floor else []
         found = [_measure_all(server, model, levels, task, most=most) for server in servers]
         end = _floor_figures("floor after", levels, task) if target.has_floor else []
         found = [*begin, *found, *end]
-    print_figures(console, model, manner, [(one.name, one.levels) for one in found])
+    print_figures(console, model, workload, [(one.name, one.levels) for one in found])
     for one in found:
-        if manner.replay_tokens_per_s is not None and not one.name.startswith(FLOOR):
+        if workload.replay_tokens_per_s is not None and not one.name.startswith(FLOOR):
             console.print(
                 f"{one.name}: {one.most_streams} streams, the most measured with an added gap of "
                 f"at most {MAX_ADDED_GAP_MS:g} ms at the 99th percentile"
             )
     if output is not None:
-        _write(output, model, manner, found)
+        _write(output, model, workload, found)
     # A server that has more than its most streams may refuse some.
     failed = sum(level.errors for one in found for level in one.levels)
     if failed and not most:
@@ -151,7 +151,7 @@ def _measure_all(
     load = Load(
         server.address,
         model,
-        task.manner,
+        task.workload,
         pids=server.pids,
         others=server.others,
         aborts=server.aborts,
@@ -165,24 +165,24 @@ def _measure_all(
 
     found = [measure(level) for level in levels]
     if most:
-        found += search(measure, found[-1], lambda level: is_well(level, task.manner))
-    good = [level.concurrency for level in found if is_well(level, task.manner)]
+        found += search(measure, found[-1], lambda level: is_well(level, task.workload))
+    good = [level.concurrency for level in found if is_well(level, task.workload)]
     return _Figures(server.name, server.address.url, found, max(good, default=0))
 
 
 def _floor_figures(name: str, levels: Sequence[int], task: _Run) -> list[_Figures]:
     """Measure the floor, over SSE and with clients that read all, whatever is measured of the
     server; at each level in a new process, and long enough for figures."""
-    pace = task.manner.replay_tokens_per_s
+    pace = task.workload.replay_tokens_per_s
     assert pace is not None
-    manner = Manner(max_tokens=task.manner.max_tokens, replay_tokens_per_s=pace)
+    workload = Workload(max_tokens=task.workload.max_tokens, replay_tokens_per_s=pace)
     figures = _Figures(name, "", [], 0)
     for level in levels:
         with (
             floor(pace) as server,
             task.console.status(f"{name}: {level} streams"),
         ):
-            load = Load(server.address, FLOOR, manner, pids=server.pids)
+            load = Load(server.address, FLOOR, workload, pids=server.pids)
             # Until the answers that began while all streams ran have ended.
             duration_s = load.cycle_s(level) + (MIN_WINDOWS + 1) * WINDOW_S
             found = uvloop.run(load.level(level, 0, duration_s=duration_s, is_cut=True))
@@ -191,9 +191,9 @@ def _floor_figures(name: str, levels: Sequence[int], task: _Run) -> list[_Figure
     return [figures]
 
 
-def is_well(level: Level, manner: Manner) -> bool:
+def is_well(level: Level, workload: Workload) -> bool:
     """Whether all streams of a level kept the engine's pace."""
-    pace = manner.replay_tokens_per_s
+    pace = workload.replay_tokens_per_s
     added_ms = level.gap_p99_ms - (0.0 if pace is None else 1000 / pace)
     return level.errors == 0 and added_ms <= MAX_ADDED_GAP_MS
 
@@ -222,8 +222,8 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _write(output: Path, model: str, manner: Manner, found: Sequence[_Figures]) -> None:
-    report = {"model": model, "manner": manner, "servers": found}
+def _write(output: Path, model: str, workload: Workload, found: Sequence[_Figures]) -> None:
+    report = {"model": model, "workload": workload, "servers": found}
     data = msgspec.json.format(msgspec.json.encode(report))
     if str(output) == "-":
         sys.stdout.write(data.decode() + "\n")

@@ -51,7 +51,7 @@ _NAMES = ("Ada", "Bo", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hal", "Ida", "Jo",
 _ANIMALS = ("fox", "owl", "cat", "bear", "duck", "frog", "horse", "mouse", "rabbit", "wolf")
 
 
-class Manner(msgspec.Struct, frozen=True, kw_only=True):
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What the clients do."""
 
     max_tokens: int
@@ -77,7 +77,7 @@ class Load:
         self,
         address: Address,
         model: str,
-        manner: Manner,
+        workload: Workload,
         *,
         pids: Sequence[int] = (),
         others: Mapping[str, int] = NO_OTHERS,
@@ -87,15 +87,15 @@ class Load:
         that its engine records."""
         self._address = address
         self._model = model
-        self._manner = manner
+        self._workload = workload
         parts = urlsplit(address.url)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = parts.scheme == "https"
         self._num_sent = 0
         self._ends_at = math.inf
-        pace = manner.replay_tokens_per_s
-        self._answer_s = manner.max_tokens / pace if pace else 0.0
+        pace = workload.replay_tokens_per_s
+        self._answer_s = workload.max_tokens / pace if pace else 0.0
         self._processes = Processes(pids, {**others, THIS: os.getpid()})
         self._aborts = aborts
         self._tally = Tally()
@@ -148,7 +148,7 @@ class Load:
                             self._first_tokens(phase),
                             remaining,
                             samples,
-                            stalls=duration_s is not None and _is_one_of(i, self._manner.stalled),
+                            stalls=duration_s is not None and _is_one_of(i, self._workload.stalled),
                         )
                     )
         except TimeoutError:
@@ -166,10 +166,10 @@ class Load:
 
     @contextlib.asynccontextmanager
     async def _large_bodies(self) -> AsyncIterator[None]:
-        if not self._manner.large_bodies:
+        if not self._workload.large_bodies:
             yield
             return
-        bodies = LargeBodies(self._address, self._model, self._manner.large_bodies)
+        bodies = LargeBodies(self._address, self._model, self._workload.large_bodies)
         sending = asyncio.create_task(bodies.run())
         try:
             yield
@@ -181,7 +181,7 @@ class Load:
 
     async def warm_up(self, num_requests: int) -> None:
         """Send some short requests at once, which are not measured."""
-        short = min(self._manner.max_tokens, WARM_UP_TOKENS)
+        short = min(self._workload.max_tokens, WARM_UP_TOKENS)
         nothing: list[Sample] = []
         async with asyncio.TaskGroup() as group:
             for _ in range(num_requests):
@@ -190,7 +190,7 @@ class Load:
     def _first_tokens(self, phase: float) -> int | None:
         """The length of a stream's first answer, chosen so that streams do not end together.
         ``phase``: the stream's place among all, from 0 to 1."""
-        return math.ceil((1 - phase) * self._manner.max_tokens) if self._answer_s else None
+        return math.ceil((1 - phase) * self._workload.max_tokens) if self._answer_s else None
 
     def _abort_figures(self, samples: Sequence[Sample]) -> dict[str, float]:
         latencies_s = [] if self._aborts is None else self._aborts.latencies_s(samples)
@@ -244,9 +244,9 @@ class Load:
         """Open a stream's connection. Raises ``OSError``."""
         loop = asyncio.get_running_loop()
         make: Callable[[Address], Stream] = HttpStream
-        if self._manner.uses_websocket:
+        if self._workload.uses_websocket:
             make = SocketStream
-        elif self._manner.uses_responses:
+        elif self._workload.uses_responses:
             make = ResponsesStream
         where = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         family, kind, proto, _, place = where[0]
@@ -271,16 +271,16 @@ class Load:
         """A prompt that does not repeat for a long time."""
         number, self._num_sent = self._num_sent, self._num_sent + 1
         name, animal = _NAMES[number % len(_NAMES)], _ANIMALS[number % len(_ANIMALS)]
-        max_tokens, reader = self._manner.max_tokens, Reader.WHOLE
+        max_tokens, reader = self._workload.max_tokens, Reader.WHOLE
         if stalls:
             reader = Reader.STALLED
-        elif _is_one_of(number, self._manner.leaving):
+        elif _is_one_of(number, self._workload.leaving):
             reader = Reader.LEAVING
         return Prompt(
             model=self._model,
             content=f"Tell me a story about a {animal} named {name}. ({number})",
             max_tokens=max_tokens,
-            resumable=self._manner.resumable,
+            resumable=self._workload.resumable,
             reader=reader,
             stall_s=max(0.0, min(STALL_S, self._ends_at - time.monotonic())),
             leave_after=1 + number % max(1, max_tokens // 2),

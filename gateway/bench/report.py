@@ -9,15 +9,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.bench.figures import Level
-from gateway.bench.load import Manner
+from gateway.bench.load import Workload
 
 
 def print_figures(
-    console: Console, model: str, manner: Manner, found: Sequence[tuple[str, Sequence[Level]]]
+    console: Console, model: str, workload: Workload, found: Sequence[tuple[str, Sequence[Level]]]
 ) -> None:
     """``found``: by the name of the way that was measured."""
     rows = [(name, level) for name, levels in found for level in levels]
-    console.print(_streaming(model, manner, rows))
+    console.print(_streaming(model, workload, rows))
     if any(level.memory is not None or level.aborts for _, level in rows):
         console.print(_server(rows))
     if any(level.cpu_us_by_process for _, level in rows):
@@ -26,16 +26,16 @@ def print_figures(
         console.print(_failures(rows))
 
 
-def _streaming(model: str, manner: Manner, rows: Sequence[tuple[str, Level]]) -> Table:
+def _streaming(model: str, workload: Workload, rows: Sequence[tuple[str, Level]]) -> Table:
     # The engine's own pace is known when it replays: what is above it, the server added.
-    pace = manner.replay_tokens_per_s
+    pace = workload.replay_tokens_per_s
     interval_ms = 0.0 if pace is None else 1000 / pace
     said = "" if pace is None else f", {pace:g} tokens/s a stream"
-    way = "WebSocket" if manner.uses_websocket else "SSE"
-    way += " of Responses" if manner.uses_responses else ""
-    way += ", resumable" if manner.resumable else ""
+    way = "WebSocket" if workload.uses_websocket else "SSE"
+    way += " of Responses" if workload.uses_responses else ""
+    way += ", resumable" if workload.resumable else ""
     table = Table(
-        title=f"{model} over {way}, {manner.max_tokens} tokens an answer{said}; p50 / p99",
+        title=f"{model} over {way}, {workload.max_tokens} tokens an answer{said}; p50 / p99",
         title_justify="left",
     )
     _add_name(table, rows)

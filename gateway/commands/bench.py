@@ -117,7 +117,7 @@ def bench(
         has_floor=floor,
         has_limits=limits,
     )
-    manner = benchmark.Manner(
+    workload = benchmark.Workload(
         max_tokens=max_tokens,
         replay_tokens_per_s=replay,
         uses_websocket=websocket,
@@ -131,7 +131,7 @@ def bench(
         target,
         concurrency or [1, 16, 64],
         num_requests=requests,
-        manner=manner,
+        workload=workload,
         duration_s=duration,
         most=most,
         output=output,

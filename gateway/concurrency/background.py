@@ -7,7 +7,7 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from gateway.logs import Trickle
+from gateway.logs import LogThrottle
 from tenants.backoff import Backoff
 from tenants.outage import OutageLog
 
@@ -66,7 +66,7 @@ class _Work:
         self.num_deaths = 0
         self._run = run
         self._backoff = Backoff(restart_s, MAX_RESTART_S)
-        self._causes = Trickle(burst=1, per_s=0.0)
+        self._causes = LogThrottle(burst=1, per_s=0.0)
         self._outage = OutageLog(logger, level=logging.ERROR, clock=_now)
         self._failing_since: float | None = None
         self._steady: asyncio.TimerHandle | None = None

@@ -19,9 +19,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.client.fleets import Fleets
-from gateway.metrics.board import Board
 from gateway.metrics.engine import EngineCollector, FleetCollector, Latencies
 from gateway.metrics.times import Times
+from gateway.metrics.worker_metrics import WorkerMetrics
 from gateway.version import commit, version
 from tenants.changes import ChangeListener
 from tenants.types import UsageEvent
@@ -47,7 +47,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._engine_registry = CollectorRegistry()
         """Not summed over the workers, because the engine reports the same to all."""
-        self.board = None if shared_folder is None else Board(shared_folder, self._registry)
+        self.worker_metrics = (
+            None if shared_folder is None else WorkerMetrics(shared_folder, self._registry)
+        )
         self._responses = _by_labels(
             "sluice_http_responses",
             "Finished HTTP responses; status 499: the client left before it began.",
@@ -237,7 +239,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The metrics of all workers in Prometheus' text format, version 0.0.4."""
-        counted: Collector = self._registry if self.board is None else self.board
+        counted: Collector = self._registry if self.worker_metrics is None else self.worker_metrics
         return generate_latest(counted) + generate_latest(self._engine_registry)
 
 

@@ -8,7 +8,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import context
-from gateway.logs import Trickle
+from gateway.logs import LogThrottle
 from gateway.metrics.metrics import Metrics
 
 logger = logging.getLogger("gateway.access")
@@ -31,7 +31,7 @@ class AccessLog:
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
-        self._refusals = Trickle(burst=REFUSALS, per_s=REFUSALS_PER_S)
+        self._refusals = LogThrottle(burst=REFUSALS, per_s=REFUSALS_PER_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):

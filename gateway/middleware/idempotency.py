@@ -100,7 +100,7 @@ class Idempotency:
             else:
                 await self._trim(context.principal_of(scope).tenant.id)
             answer = give(reader, send, is_replay=is_replay)
-            await until_disconnect(receive, answer, known.departure)
+            await until_disconnect(receive, answer, known.disconnect)
         finally:
             reader.close()
 

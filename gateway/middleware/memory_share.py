@@ -37,10 +37,10 @@ class MemoryShare:
             return
         known = context.of(scope)
         waiting = self._lanes.turn(context.principal_of(scope).tenant.id)
-        if known.departure is None:
+        if known.disconnect is None:
             turn = await waiting
         else:
-            turn = await until_disconnect(receive, waiting, known.departure)
+            turn = await until_disconnect(receive, waiting, known.disconnect)
         known.on_admitted = turn.leave
         try:
             await self._app(scope, receive, _watched(send, turn))

@@ -20,7 +20,7 @@ from gateway.answers.refusals import refusal
 from gateway.errors import ApiError, InternalError, StreamNotFound, to_api_error
 from gateway.generation.events import Channel, Event
 from gateway.streams.log import StreamReader
-from gateway.transport.extensions import Departure
+from gateway.transport.extensions import Disconnect
 
 _HEAD, _BODY, _END, _BROKEN = b"h", b"b", b"e", b"x"
 _GOOD_ENDS = (b"data: [DONE]\n\n", b"event: message_stop\n")
@@ -61,8 +61,8 @@ class AnswerWork:
         self._may_start = asyncio.Event()
         self._left = asyncio.Event()
         self._messages = asyncio.Queue[Message | None](maxsize=64)
-        self._departure = Departure()
-        self._scope = context.fork(scope, self._messages.put, self._departure)
+        self._disconnect = Disconnect()
+        self._scope = context.fork(scope, self._messages.put, self._disconnect)
         self._status = 0
         self._is_events = False
         self._last = b""
@@ -76,7 +76,7 @@ class AnswerWork:
 
     def close(self) -> None:
         self._left.set()
-        self._departure.leave()
+        self._disconnect.leave()
         self._may_start.set()
 
     def heartbeat(self) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from gateway.parsers.base import CallName, MarkedParser, ToolFormat, overlap
 from gateway.parsers.blocks import BlockRegion
 from gateway.parsers.json_call import JsonObject
-from gateway.parsers.reasoning import ReasoningFormat, Said
+from gateway.parsers.reasoning import ParsedText, ReasoningFormat
 from grammar.structural_tag import AnyText
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -45,18 +45,18 @@ class HarmonyParser:
         self._reasoning: list[str] = []
         self._content: list[str] = []
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedText:
         return self._parse(text, is_last=False)
 
-    def finish(self) -> Said:
+    def finish(self) -> ParsedText:
         """Return what was held back, at the end of the model's text."""
         return self._parse("", is_last=True)
 
-    def _parse(self, text: str, *, is_last: bool) -> Said:
+    def _parse(self, text: str, *, is_last: bool) -> ParsedText:
         self._rest += text
         while self._rest and self._read(is_last):
             pass
-        said = Said("".join(self._reasoning), "".join(self._content))
+        said = ParsedText("".join(self._reasoning), "".join(self._content))
         self._reasoning, self._content = [], []
         return said
 

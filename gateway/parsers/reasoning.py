@@ -15,7 +15,7 @@ from gateway.parsers.base import overlap
 OPEN, CLOSE = "<think>", "</think>"
 
 
-class Said(NamedTuple):
+class ParsedText(NamedTuple):
     reasoning: str
     content: str
 
@@ -26,10 +26,10 @@ class ReasoningParser(Protocol):
     @property
     def is_thinking(self) -> bool: ...
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedText:
         """Parse more of the model's text."""
 
-    def finish(self) -> Said:
+    def finish(self) -> ParsedText:
         """Return what was held back, at the end of the model's text."""
 
 
@@ -76,26 +76,26 @@ class ThinkParser:
     def is_thinking(self) -> bool:
         return self._at is _At.THINKING
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedText:
         if self._at is _At.ANSWER:
-            return Said("", text)
+            return ParsedText("", text)
         text = self._held + text
         self._held = ""
         if self._at is _At.START:
             if (rest := self._start(text)) is None:
-                return Said("", "")
+                return ParsedText("", "")
             text = rest
         reasoning = ""
         if self._at is _At.THINKING:
             reasoning, text = self._think(text)
         if self._at is _At.BEFORE_ANSWER and (text := text.lstrip()):
             self._at = _At.ANSWER
-        return Said(reasoning, text)
+        return ParsedText(reasoning, text)
 
-    def finish(self) -> Said:
+    def finish(self) -> ParsedText:
         """Return what was held back, at the end of the model's text."""
         held, self._held = self._held, ""
-        return Said(held.rstrip(), "") if self.is_thinking else Said("", held)
+        return ParsedText(held.rstrip(), "") if self.is_thinking else ParsedText("", held)
 
     def _start(self, text: str) -> str | None:
         """The text after the opening tag, or all of it if there is no tag; None while that is not

@@ -201,10 +201,10 @@ class Peers:
                 address = f"tcp://{await _numeric(self._host)}:*"
             context = zmq.asyncio.Context()
             stack.callback(context.destroy, 0)
-            doorman = AsyncioAuthenticator(context)
-            doorman.start()
-            stack.callback(doorman.stop)
-            doorman.configure_curve_callback(credentials_provider=self)
+            authenticator = AsyncioAuthenticator(context)
+            authenticator.start()
+            stack.callback(authenticator.stop)
+            authenticator.configure_curve_callback(credentials_provider=self)
             router = context.socket(zmq.ROUTER)
             prepare(router, self._keys)
             router.curve_server = True

@@ -34,7 +34,7 @@ from gateway import logs
 from gateway.config import Config, ServerConfig
 from gateway.errors import ConfigError, SetupError
 from gateway.lifecycle import ABORT_S
-from gateway.metrics import board
+from gateway.metrics import worker_metrics
 from gateway.peers.peers import sweep
 from gateway.processes import listening, server
 from gateway.processes.fleet import num_engines, spawned_fleets
@@ -251,7 +251,7 @@ class Supervisor:
     def _bury(self, worker: Worker) -> None:
         sweep(Path(tempfile.gettempdir()))  # If all stops now, nobody starts who would.
         try:
-            board.bury(Path(self._launch.metrics_folder), worker.pid)
+            worker_metrics.add_ended(Path(self._launch.metrics_folder), worker.pid)
         except (OSError, msgspec.DecodeError) as error:
             logger.warning("what worker %d counted is not in the metrics: %s", worker.pid, error)
 

@@ -12,7 +12,7 @@ from gateway.config import Config
 from gateway.errors import ConversationNotFound, InvalidRequestError, PermissionDenied, quoted
 from gateway.responses.items import MAX_ITEMS, bare, decode_items, name_items, plain_items
 from gateway.schemas.responses import Item, ItemReference, MessageItem
-from tenants.conversations import Conversation, Conversations, Room, StoredItem
+from tenants.conversations import Bounds, Conversation, Conversations, StoredItem
 from tenants.types import ApiKey, Tenant
 
 MAX_ADDED = 20
@@ -21,7 +21,7 @@ MAX_BYTES = 16 * 1024 * 1024
 """Of one conversation, or a line of responses: a response reads all that it continues."""
 
 
-class Earlier(msgspec.Struct, frozen=True):
+class History(msgspec.Struct, frozen=True):
     """What a new response continues."""
 
     response_id: str | None = None
@@ -37,7 +37,7 @@ class ConversationItems:
     def __init__(self, config: Config, store: Conversations) -> None:
         self.store = store
         self._days = config.tenants.conversation_days
-        self._room = Room(MAX_ITEMS, MAX_BYTES, config.tenants.max_conversation_bytes)
+        self._room = Bounds(MAX_ITEMS, MAX_BYTES, config.tenants.max_conversation_bytes)
 
     def are_kept(self, tenant: Tenant) -> bool:
         """Whether a tenant may keep conversations."""
@@ -75,12 +75,12 @@ class ConversationItems:
             raise not_found(conversation_id)
         return found
 
-    async def all_items(self, tenant_id: UUID, conversation_id: str) -> Earlier:
+    async def all_items(self, tenant_id: UUID, conversation_id: str) -> History:
         """The items of the line that goes on: ``current_line``. Raises as ``find`` does."""
         await self.find(tenant_id, conversation_id)
         bodies = await self.store.items(tenant_id, conversation_id, limit=MAX_ITEMS)
         items = current_line(plain_items([msgspec.Raw(body) for body in bodies]))
-        return Earlier(None, items, sum(map(len, bodies)))
+        return History(None, items, sum(map(len, bodies)))
 
     async def add(self, tenant_id: UUID, conversation_id: str, items: Sequence[Any]) -> None:
         """Add items, which have ids. Raises as ``find`` does, and ``InvalidRequestError`` where

@@ -46,7 +46,7 @@ from gateway.peers.routed_ids import mint, worker_of
 from gateway.peers.wire import EndResponse, Part, RunningResponse
 from gateway.responses import fields as response_fields
 from gateway.responses.compaction import missing
-from gateway.responses.conversations import MAX_BYTES, ConversationItems, Earlier
+from gateway.responses.conversations import MAX_BYTES, ConversationItems, History
 from gateway.responses.events import ResponseEvents
 from gateway.responses.items import (
     MAX_ITEMS,
@@ -185,7 +185,7 @@ class Responses:
         principal: Principal,
         request_id: UUID,
         is_background: bool = False,
-        earlier: Earlier | None = None,
+        earlier: History | None = None,
         generate: bool = True,
         is_continued: bool = False,
     ) -> ResponseRun:
@@ -262,7 +262,7 @@ class Responses:
         fields: ResponseFields,
         principal: Principal,
         response_id: str,
-        earlier: Earlier | None = None,
+        earlier: History | None = None,
     ) -> AsyncIterator[Asked]:
         """Raises ``ApiError``. A short request may continue megabytes: few of a tenant do so at a
         time, until the block ends."""
@@ -270,7 +270,7 @@ class Responses:
         tools = response_fields.decode_tools(fields.tools)
         tenant_id = principal.tenant.id
         if earlier is None and (conversation_of(fields) or fields.previous_response_id) is None:
-            earlier = Earlier()
+            earlier = History()
         turn = None if earlier is not None else await self._lanes.turn(tenant_id)
         try:
             earlier = earlier or await self._earlier(principal.tenant, fields)
@@ -321,7 +321,7 @@ class Responses:
         self._running[run.id] = run
         return run
 
-    async def _earlier(self, tenant: Tenant, fields: ResponseFields) -> Earlier:
+    async def _earlier(self, tenant: Tenant, fields: ResponseFields) -> History:
         tenant_id = tenant.id
         conversation_id, response_id = conversation_of(fields), fields.previous_response_id
         if conversation_id is not None:
@@ -351,7 +351,7 @@ class Responses:
         raw = [item for response in line for item in _raw_items(response)]
         if len(raw) > MAX_ITEMS:
             raise _too_much(f"{MAX_ITEMS} items")
-        return Earlier(response_id, plain_items(raw), num_bytes)
+        return History(response_id, plain_items(raw), num_bytes)
 
     async def _own_items(
         self, tenant_id: UUID, fields: ResponseFields, response_id: str

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of what is done for a client. Raises ``ClientDisconnect`` once it has left."""
-    return await until_disconnect(request.receive, work, context.of(request.scope).departure)
+    return await until_disconnect(request.receive, work, context.of(request.scope).disconnect)
 
 
 def json_answer(value: Any) -> Response:

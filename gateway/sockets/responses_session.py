@@ -27,7 +27,7 @@ from gateway.errors import (
     quoted,
     to_api_error,
 )
-from gateway.responses.conversations import Earlier
+from gateway.responses.conversations import History
 from gateway.responses.responses import Responses
 from gateway.responses.run import ResponseRun
 from gateway.schemas.responses_ws import (
@@ -71,7 +71,7 @@ class ResponsesSession(SocketSession):
         self._names: set[str] = set()
         self._num_in_flight = 0
         self._running: dict[str, ResponseRun] = {}
-        self._remembered = Remembered(responses.remembered)
+        self._remembered = RecentResponses(responses.remembered)
 
     async def run(self) -> None:
         try:
@@ -249,12 +249,12 @@ class ResponsesSession(SocketSession):
 
 
 class _Known(NamedTuple):
-    earlier: Earlier
+    earlier: History
     size: int
     lane: str | None
 
 
-class Remembered:
+class RecentResponses:
     """The last responses of a connection, which others can continue."""
 
     def __init__(self, of_tenants: Counter[UUID]) -> None:
@@ -267,7 +267,7 @@ class Remembered:
     def __contains__(self, response_id: str) -> bool:
         return response_id in self._known
 
-    def get(self, response_id: str) -> Earlier | None:
+    def get(self, response_id: str) -> History | None:
         found = self._known.get(response_id)
         return None if found is None else found.earlier
 
@@ -284,7 +284,7 @@ class Remembered:
         because responses that continue each other share the items that they have in common."""
         size = num_bytes + len(run.body()) + ITEM_BYTES * len(run.said())
         self._tenant = run.tenant_id
-        self._known[run.id] = _Known(Earlier(run.id, run.context()), size, lane)
+        self._known[run.id] = _Known(History(run.id, run.context()), size, lane)
         self._grow(size)
         while len(self._known) > MAX_REMEMBERED or self._is_too_much():
             self._drop(next(iter(self._known)))

@@ -1,4 +1,4 @@
-"""What HTTP and WebSocket connections have in common: deadlines, refusals, and their places."""
+"""What HTTP and WebSocket connections have in common: deadlines, refusals, and their evictions."""
 
 from __future__ import annotations
 
@@ -34,54 +34,54 @@ class Deadline:
             self._timer = None
 
 
-class Guest(Protocol):
+class Evictable(Protocol):
     """A connection on which no request with a good key is being answered."""
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Close the connection for another one."""
 
 
-class Places:
+class EvictionQueue:
     """Who leaves when all connections of a worker are taken and one more comes.
 
-    It is a guest of the address that has the most of them, and of these the one that has been there
-    longest. So nobody keeps others out with connections that send nothing, or no key.
+    It is one of the address that has the most, and of these the one that has been there longest. So
+    nobody keeps others out with connections that send nothing, or no key.
     """
 
     def __init__(self) -> None:
-        self._guests: dict[str, dict[Guest, None]] = {}
+        self._queues: dict[str, dict[Evictable, None]] = {}
         """By network; those of each in the order in which they came."""
         self._ranks: list[dict[str, None]] = []
-        """The networks that have at least one guest, at least two, and so on."""
+        """The networks that have at least one connection, at least two, and so on."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._guests.values()))
+        return sum(map(len, self._queues.values()))
 
-    def enter(self, guest: Guest, network: str) -> None:
-        guests = self._guests.setdefault(network, {})
-        if guest not in guests:
-            guests[guest] = None
-            if len(guests) > len(self._ranks):
+    def add(self, connection: Evictable, network: str) -> None:
+        queue = self._queues.setdefault(network, {})
+        if connection not in queue:
+            queue[connection] = None
+            if len(queue) > len(self._ranks):
                 self._ranks.append({})
-            self._ranks[len(guests) - 1][network] = None
+            self._ranks[len(queue) - 1][network] = None
 
-    def leave(self, guest: Guest, network: str) -> None:
-        """Nothing happens if it is no guest."""
-        guests = self._guests.get(network)
-        if guests is None or guest not in guests:
+    def remove(self, connection: Evictable, network: str) -> None:
+        """Nothing happens if it is not in the queue."""
+        queue = self._queues.get(network)
+        if queue is None or connection not in queue:
             return
-        del self._ranks[len(guests) - 1][network]
+        del self._ranks[len(queue) - 1][network]
         if not self._ranks[-1]:
             self._ranks.pop()
-        del guests[guest]
-        if not guests:
-            del self._guests[network]
+        del queue[connection]
+        if not queue:
+            del self._queues[network]
 
-    def first_to_leave(self) -> Guest | None:
+    def first(self) -> Evictable | None:
         if not self._ranks:
             return None
         network = next(iter(self._ranks[-1]))
-        return next(iter(self._guests[network]))
+        return next(iter(self._queues[network]))
 
 
 def network_of(host: str) -> str:

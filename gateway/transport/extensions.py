@@ -5,7 +5,7 @@ coroutine, which each layer of middleware wraps again, and it runs for every chu
 although the server hardly ever waits in it. The writer bypasses the middleware, which only looks at
 the start and the end of an answer.
 
-``sluice.departure`` calls back when the client has left. With ASGI's ``receive`` a task must wait
+``sluice.disconnect`` calls back when the client has left. With ASGI's ``receive`` a task must wait
 for that.
 
 ``sluice.trust`` tells the server that a client has authenticated. Until then the server takes only
@@ -23,7 +23,7 @@ from typing import Any
 from starlette.types import Scope
 
 WRITER = "sluice.writer"
-DEPARTURE = "sluice.departure"
+DISCONNECT = "sluice.disconnect"
 TRUST = "sluice.trust"
 """Keys of ``scope["extensions"]``."""
 
@@ -32,7 +32,7 @@ Writer = Callable[[bytes], bool]
 cannot be written now, or in this state of the answer; then ``send`` waits, or raises."""
 
 
-class Departure:
+class Disconnect:
     """Whether the client of a connection has left."""
 
     __slots__ = ("has_left", "on_leave")
@@ -50,12 +50,12 @@ class Departure:
             self.on_leave()
 
 
-def offer(scope: Any, writer: Writer, departure: Departure | None = None) -> None:
+def offer(scope: Any, writer: Writer, disconnect: Disconnect | None = None) -> None:
     """Put the extensions into ``scope``: for a server, before the application runs."""
     offered = scope.setdefault("extensions", {})
     offered[WRITER] = writer
-    if departure is not None:
-        offered[DEPARTURE] = departure
+    if disconnect is not None:
+        offered[DISCONNECT] = disconnect
 
 
 def offer_trust(scope: Any, trust: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ def take_writer(scope: Scope) -> Writer | None:
     return found
 
 
-def departure_of(scope: Scope) -> Departure | None:
-    """The departure in ``scope``; None if the server does not offer it."""
-    found: Departure | None = scope.get("extensions", {}).get(DEPARTURE)
+def disconnect_of(scope: Scope) -> Disconnect | None:
+    """Whether the client of ``scope`` has left; None if the server does not offer it."""
+    found: Disconnect | None = scope.get("extensions", {}).get(DISCONNECT)
     return found

@@ -7,7 +7,7 @@ together, has cost little time. What is left over, and all input of a client who
 costly, waits with reading paused, and the ``Pace`` of the worker gives such connections turns: all
 of them together get at most a quarter of the event loop.
 
-    bytes ──► Intake.receive ──► parsed now, in pieces          (almost always)
+    bytes ──► ReceiveBuffer.receive ──► parsed now, in pieces          (almost always)
                      └──► backlog ──► Pace ──► parsed in turns
 """
 
@@ -35,7 +35,7 @@ REST = 3.0
 
 
 class Parser(Protocol):
-    """A connection's protocol, as ``Intake`` uses it."""
+    """A connection's protocol, as ``ReceiveBuffer`` uses it."""
 
     transport: asyncio.Transport
 
@@ -76,16 +76,16 @@ class Pace:
     def __init__(self) -> None:
         self.credit = Credit(WORKER_BURST_S, WORKER_SHARE)
         """Of all connections together, for input that is parsed as it comes."""
-        self._fresh: deque[Intake] = deque()
+        self._fresh: deque[ReceiveBuffer] = deque()
         """Those whose own input has cost little: they wait for what all others cost."""
-        self._costly: deque[Intake] = deque()
+        self._costly: deque[ReceiveBuffer] = deque()
         self._queues = deque((self._fresh, self._costly))
         self._is_running = False
         """Whether turns are being taken, or will be."""
 
-    def enqueue(self, intake: Intake) -> None:
-        """Let ``intake`` have a turn. It must not be waiting for one."""
-        (self._fresh if intake.is_fresh else self._costly).append(intake)
+    def enqueue(self, buffer: ReceiveBuffer) -> None:
+        """Let ``buffer`` have a turn. It must not be waiting for one."""
+        (self._fresh if buffer.is_fresh else self._costly).append(buffer)
         if not self._is_running:
             self._is_running = True
             asyncio.get_running_loop().call_soon(self._take_turns)
@@ -103,7 +103,7 @@ class Pace:
             asyncio.get_running_loop().call_later(REST * (now - began), self._take_turns)
 
 
-class Intake:
+class ReceiveBuffer:
     """The bytes that a connection has received and not parsed yet."""
 
     __slots__ = (
@@ -112,7 +112,7 @@ class Intake:
 
     def __init__(self, parser: Parser, pace: Pace) -> None:
         self._parser: Parser | None = parser
-        """None after the end: it refers to the intake, and a cycle would keep the last body."""
+        """None after the end: it refers to the buffer, and a cycle would keep the last body."""
         self._pace = pace
         self._backlog = b""
         self._start = 0

@@ -23,10 +23,10 @@ from gateway.errors import (
     UnsupportedCoding,
 )
 from gateway.transport import extensions
-from gateway.transport.connections import Deadline, Places, answer_of, network_of
+from gateway.transport.connections import Deadline, EvictionQueue, answer_of, network_of
 from gateway.transport.cork import Cork
-from gateway.transport.extensions import Departure
-from gateway.transport.pacing import PIECE_BYTES, Intake, Pace
+from gateway.transport.extensions import Disconnect
+from gateway.transport.pacing import PIECE_BYTES, Pace, ReceiveBuffer
 from gateway.transport.websocket import BoundedWebSocketProtocol
 
 MAX_HEADERS = 100
@@ -37,16 +37,16 @@ FREE_CHUNK_OVERHEAD = 65536
 
 
 class _PacedFlow(FlowControl):
-    """Reading goes on when uvicorn wants it to and nothing waits in the intake."""
+    """Reading goes on when uvicorn wants it to and nothing waits in the buffer."""
 
-    def __init__(self, transport: asyncio.Transport, intake: Intake) -> None:
+    def __init__(self, transport: asyncio.Transport, buffer: ReceiveBuffer) -> None:
         super().__init__(transport)
-        self._intake = intake
+        self._buffer = buffer
 
     def resume_reading(self) -> None:
         if self.read_paused:
             self.read_paused = False
-            self._intake.resume()
+            self._buffer.resume()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -55,12 +55,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     limits: ServerConfig
     cork: Cork
     pace: Pace
-    places: Places
+    evictions: EvictionQueue
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._intake = Intake(self, self.pace)
-        self.flow = _PacedFlow(transport, self._intake)
+        self._buffer = ReceiveBuffer(self, self.pace)
+        self.flow = _PacedFlow(transport, self._buffer)
         self._body_left = 0  # to come of a body whose length is known
         self._body_overhead = 0  # of a chunked body, beyond FREE_CHUNK_OVERHEAD and its bytes
         self._refused_bytes = 0  # of a body whose request was answered before
@@ -72,7 +72,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._bytes_waiting = 0  # received, of headers that are not complete yet
         self._bytes_parsed = 0  # reported by the parser, of the same headers
         self._refusal: ApiError | None = None
-        self._departure = Departure()
+        self._disconnect = Disconnect()
         self._worked_on: RequestResponseCycle | None = None
         """The request that the application works on; uvicorn's ``cycle`` is the latest one."""
         self.writer: BodyWriter | None = None
@@ -80,12 +80,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_deadline.start(transport)
         self._network = network_of(self.client[0] if self.client else "")
         if len(self.connections) > self.limits.max_connections:
-            (self.places.first_to_leave() or self).give_way()
+            (self.evictions.first() or self).evict()
         if not transport.is_closing():
-            self.places.enter(self, self._network)
+            self.evictions.add(self, self._network)
 
-    def give_way(self) -> None:
-        self.places.leave(self, self._network)
+    def evict(self) -> None:
+        self.evictions.remove(self, self._network)
         if self.cycle is None or self._bytes_waiting:
             self._refusal = Overloaded("The server has too many connections.", retry_after_s=1)
             self.send_400_response("")
@@ -93,19 +93,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._intake.end()
+        self._buffer.end()
         self._header_deadline.stop()
         self._send_deadline.stop()
-        self.places.leave(self, self._network)
+        self.evictions.remove(self, self._network)
         self._close_writer()
         if self._worked_on is not None and not self._worked_on.response_complete:
             self._worked_on.disconnected = True
             self._worked_on.message_event.set()
         super().connection_lost(exc)
-        self._departure.leave()
+        self._disconnect.leave()
 
     def data_received(self, data: bytes) -> None:
-        self._intake.receive(data)
+        self._buffer.receive(data)
 
     @property
     def wants_input(self) -> bool:
@@ -119,8 +119,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return start + PIECE_BYTES if end < 0 else end + 4
 
     def handle_websocket_upgrade(self) -> None:
-        self._intake.end()  # RFC 6455, section 4.1: frames come after the server's handshake.
-        self.places.leave(self, self._network)
+        self._buffer.end()  # RFC 6455, section 4.1: frames come after the server's handshake.
+        self.evictions.remove(self, self._network)
         super().handle_websocket_upgrade()
         # A cycle of the two would keep all of the connection.
         self.parser = None  # type: ignore[assignment]
@@ -194,12 +194,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise ValueError("not one host")  # RFC 9112, section 3.2: answered with a 400
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # not an upgrade
-            extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._departure)
+            extensions.offer(self.scope, BodyWriter(self, self.cycle).write, self._disconnect)
             extensions.offer_trust(self.scope, self._trust)
 
     def _trust(self) -> None:
         """The request's key is good: its connection gives way to no other until it is answered."""
-        self.places.leave(self, self._network)
+        self.evictions.remove(self, self._network)
 
     def _check_coding(self) -> None:
         """RFC 9112, section 6.1: what is not understood is refused. Raises ``ValueError``."""
@@ -284,9 +284,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._send_deadline.start(self.transport)
             return
-        self.places.enter(self, self._network)
+        self.evictions.add(self, self._network)
         if self.wants_input:
-            self._intake.resume()
+            self._buffer.resume()
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -352,7 +352,7 @@ def limited(
 ) -> tuple[type[BoundedHttpProtocol], type[BoundedWebSocketProtocol]]:
     """Subclasses of both protocols with these limits, of which uvicorn makes the instances.
     ``cork`` holds what their writers write."""
-    declared = {"limits": limits, "cork": cork, "pace": Pace(), "places": Places()}
+    declared = {"limits": limits, "cork": cork, "pace": Pace(), "evictions": EvictionQueue()}
     return (
         type("HttpProtocol", (BoundedHttpProtocol,), declared),
         type("WebSocketProtocol", (BoundedWebSocketProtocol,), declared),

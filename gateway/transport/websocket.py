@@ -18,7 +18,7 @@ from gateway.transport import extensions
 from gateway.transport.connections import Deadline, answer_of
 from gateway.transport.cork import Cork
 from gateway.transport.frame_cuts import FrameCuts
-from gateway.transport.pacing import Intake, Pace
+from gateway.transport.pacing import Pace, ReceiveBuffer
 
 STRANGER_FRAMES, STRANGER_BYTES = 64, 16384
 """Frames, and size of a message, of a WebSocket that has not authenticated."""
@@ -82,7 +82,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     pace: Pace
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._intake = Intake(self, self.pace)
+        self._buffer = ReceiveBuffer(self, self.pace)
         self._cuts = FrameCuts()
         self._is_trusted = False
         self._frame_credit = float(STRANGER_FRAMES)
@@ -94,7 +94,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._intake.end()
+        self._buffer.end()
         self._send_deadline.stop()
         self._close_writer()
         self._writer = None
@@ -111,7 +111,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.handshake_initiated:
-            self._intake.receive(data)
+            self._buffer.receive(data)
             return
         super().data_received(data)
         if not self.handshake_initiated:  # The headers came at once, and were not a handshake.
@@ -134,7 +134,7 @@ class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
     async def receive(self) -> ASGIReceiveEvent:
         message = await super().receive()
         if not self.read_paused:
-            self._intake.resume()
+            self._buffer.resume()
         return message
 
     def _trust(self) -> None:

@@ -36,7 +36,7 @@ from gateway import secrets
 from gateway.admin.provisioning import create_key, ensure_tenant
 from gateway.config import Config, ServerConfig
 from gateway.errors import AddressInUse, SetupError
-from gateway.metrics import board
+from gateway.metrics import worker_metrics
 from gateway.processes import server, supervisor
 from gateway.processes.fleet import spawned_fleets
 from tenants.store import Store
@@ -165,7 +165,7 @@ async def every_scrape_counts(url: str, key: str, sample: str, expected: float) 
     """Soon: the workers tell each other every second."""
     async with asyncio.timeout(60):
         while await what_every_scrape_counts(url, key, sample) != expected:  # noqa: ASYNC110
-            await asyncio.sleep(board.INTERVAL_S / 4)
+            await asyncio.sleep(worker_metrics.INTERVAL_S / 4)
 
 
 async def what_every_scrape_counts(url: str, key: str, sample: str) -> float:
@@ -174,7 +174,7 @@ async def what_every_scrape_counts(url: str, key: str, sample: str) -> float:
         while (  # noqa: ASYNC110
             len(found := {await count_of(url, key, sample) for _ in range(12)}) > 1
         ):
-            await asyncio.sleep(board.INTERVAL_S / 4)
+            await asyncio.sleep(worker_metrics.INTERVAL_S / 4)
     return found.pop()
 
 

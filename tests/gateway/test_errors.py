@@ -18,7 +18,7 @@ from gateway.errors import (
     quoted,
     to_api_error,
 )
-from gateway.logs import Trickle
+from gateway.logs import LogThrottle
 from grammar.errors import CompilerUnavailable, CompileTimeout, InvalidGrammar, UnsupportedKeyword
 from tenants import keys
 from tenants.errors import (
@@ -164,8 +164,8 @@ def test_a_fault_of_ours_that_every_request_meets_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    trickle = Trickle(burst=2, per_s=1.0, clock=lambda: now)
-    monkeypatch.setattr(errors, "_seldom", trickle)
+    throttle = LogThrottle(burst=2, per_s=1.0, clock=lambda: now)
+    monkeypatch.setattr(errors, "_seldom", throttle)
     for _ in range(5):
         assert isinstance(to_api_error(RuntimeError("bug")), InternalError)
         assert to_api_error(CompilerUnavailable("killed")).code == "formats_unavailable"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gateway.bench.load import Load, Manner
+from gateway.bench.load import Load, Workload
 from gateway.commands.database import Address
 from gateway.errors import InvalidApiKey
 from gateway.schemas.operation import Operation
@@ -53,7 +53,7 @@ def garbage() -> Iterator[Counter[str]]:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "manner",
+    "workload",
     [
         {},
         {"resumable": True},
@@ -62,13 +62,13 @@ def garbage() -> Iterator[Counter[str]]:
         {"uses_websocket": True},
         {"uses_websocket": True, "resumable": True},
     ],
-    ids=lambda manner: "-".join(manner) or "plain",
+    ids=lambda workload: "-".join(workload) or "plain",
 )
 async def test_streams_are_gone_when_they_have_ended(
-    gateway: Gateway, double: EngineDouble, manner: dict[str, bool]
+    gateway: Gateway, double: EngineDouble, workload: dict[str, bool]
 ) -> None:
     double.script = lambda prompt: Play(text="x" * 40, interval_s=0.002)
-    fields = Manner(max_tokens=20, **manner)
+    fields = Workload(max_tokens=20, **workload)
 
     async def streams() -> None:
         load = Load(Address(gateway.url, gateway.api_key), MODEL, fields)

@@ -82,29 +82,29 @@ def test_talkative_libraries_stay_quiet() -> None:
 class TestTrickle:
     def test_some_at_once_then_one_from_time_to_time(self) -> None:
         clock = iter(range(1000)).__next__
-        trickle = logs.Trickle(burst=3, per_s=0.25, clock=clock)
-        admitted = [trickle.admit("kind") for _ in range(20)]
+        throttle = logs.LogThrottle(burst=3, per_s=0.25, clock=clock)
+        admitted = [throttle.admit("kind") for _ in range(20)]
         assert admitted[:5] == [0, 0, 0, None, 1], "a line a second, room for one in four"
         assert [n for n in admitted[5:] if n is not None] == [3, 3, 3]
 
     def test_what_was_quiet_may_come_at_once_again(self) -> None:
         now = 0.0
-        trickle = logs.Trickle(burst=3, per_s=1.0, clock=lambda: now)
-        assert [trickle.admit("kind") for _ in range(5)] == [0, 0, 0, None, None]
+        throttle = logs.LogThrottle(burst=3, per_s=1.0, clock=lambda: now)
+        assert [throttle.admit("kind") for _ in range(5)] == [0, 0, 0, None, None]
         now = 60.0
-        assert [trickle.admit("kind") for _ in range(5)] == [2, 0, 0, None, None]
+        assert [throttle.admit("kind") for _ in range(5)] == [2, 0, 0, None, None]
 
     def test_kinds_do_not_hide_each_other(self) -> None:
-        trickle = logs.Trickle(burst=1, per_s=1.0, clock=lambda: 0.0)
-        assert [trickle.admit(kind) for kind in "aabb"] == [0, None, 0, None]
+        throttle = logs.LogThrottle(burst=1, per_s=1.0, clock=lambda: 0.0)
+        assert [throttle.admit(kind) for kind in "aabb"] == [0, None, 0, None]
 
     def test_kinds_are_bounded(self) -> None:
-        trickle = logs.Trickle(burst=1, per_s=1.0, clock=lambda: 0.0)
-        for kind in range(3 * trickle.MAX_KINDS):
-            trickle.admit("often")
-            trickle.admit(kind)
-        assert len(trickle._kinds) == trickle.MAX_KINDS
-        assert trickle.admit("often") is None
+        throttle = logs.LogThrottle(burst=1, per_s=1.0, clock=lambda: 0.0)
+        for kind in range(3 * throttle.MAX_KINDS):
+            throttle.admit("often")
+            throttle.admit(kind)
+        assert len(throttle._kinds) == throttle.MAX_KINDS
+        assert throttle.admit("often") is None
 
 
 def test_requests_that_are_not_http_do_not_fill_the_log(
@@ -120,6 +120,6 @@ def test_requests_that_are_not_http_do_not_fill_the_log(
     assert len(lines) == 20
     (seldom,) = server.filters
     assert isinstance(seldom, logs.SeldomFilter)
-    seldom._trickle._clock = lambda: float("inf")
+    seldom._throttle._clock = lambda: float("inf")
     server.warning("Invalid HTTP request received.")
     assert json.loads(capsys.readouterr().err)["left_out"] == 90

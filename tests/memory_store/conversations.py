@@ -7,7 +7,13 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from tenants.conversations import Conversation, Conversations, Room, StoredItem, json_text
+from tenants.conversations import (
+    Bounds,
+    Conversation,
+    Conversations,
+    StoredItem,
+    json_text,
+)
 from tenants.errors import ObjectExists, ObjectNotFound
 from tenants.types import Tenant
 
@@ -118,7 +124,7 @@ class MemoryConversations(Conversations):
         tenant_id: UUID,
         conversation_id: str,
         items: Sequence[StoredItem],
-        room: Room,
+        room: Bounds,
     ) -> bool:
         kept = self._items.get((tenant_id, conversation_id))
         size = sum(len(item.body) + 64 for item in items)

@@ -9,14 +9,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tenants.conversations import Conversations, Room, StoredItem
+from tenants.conversations import Bounds, Conversations, StoredItem
 from tenants.errors import InvalidValue, ObjectExists, ObjectNotFound
 from tenants.store import Store
 from tenants.types import ApiKey
 
 pytestmark = pytest.mark.asyncio
 
-ROOM = Room(100, 10**6, 10**6)
+ROOM = Bounds(100, 10**6, 10**6)
 
 
 @pytest.fixture
@@ -103,11 +103,11 @@ async def test_nothing_is_anothers(store: Store, conversations: Conversations) -
 async def test_there_is_a_bound(store: Store, conversations: Conversations) -> None:
     tenant_id = await begun(store, "acme", "a", "b")
     used = 512 + 2 + 2 * (64 + 10)
-    few = Room(3, 10**6, used + 74)
+    few = Bounds(3, 10**6, used + 74)
     assert not await conversations.add(tenant_id, "conv", made("c", "d"), few)
     assert await conversations.add(tenant_id, "conv", made("c"), few)
-    assert not await conversations.add(tenant_id, "conv", made("d"), Room(9, 10**6, used + 74))
-    assert not await conversations.add(tenant_id, "conv", made("d"), Room(9, used + 74, 10**6))
+    assert not await conversations.add(tenant_id, "conv", made("d"), Bounds(9, 10**6, used + 74))
+    assert not await conversations.add(tenant_id, "conv", made("d"), Bounds(9, used + 74, 10**6))
     assert await conversations.create(tenant_id, "more", b"{}", max_bytes=used + 74 + 500) is None
     await conversations.delete_item(tenant_id, "conv", "a")
     assert await conversations.add(tenant_id, "conv", made("d"), few)

@@ -17,7 +17,7 @@ import pytest_asyncio
 from tenants import queries
 from tenants.batch_queue import NewBatch, NewLine
 from tenants.connections import Connections
-from tenants.conversations import Room, StoredItem
+from tenants.conversations import Bounds, StoredItem
 from tenants.errors import ObjectNotFound, TenantsError
 from tenants.limits import Limits
 from tenants.request_ids import new_request_id
@@ -68,7 +68,7 @@ async def furnish(store: Store, name: str) -> Principal:
     conversations, conversation = store.conversations, f"conv_{name}"
     await conversations.create(who.tenant.id, conversation, b"{}", max_bytes=10**6)
     item = StoredItem(f"msg_{name}", b"{}")
-    await conversations.add(who.tenant.id, conversation, [item], Room(9, 10**6, 10**6))
+    await conversations.add(who.tenant.id, conversation, [item], Bounds(9, 10**6, 10**6))
     file_id = f"file-{name}"
     await store.files.begin(who.tenant.id, file_id)
     await store.files.append(who.tenant.id, file_id, name.encode(), max_bytes=10**6)

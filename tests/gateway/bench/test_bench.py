@@ -32,7 +32,7 @@ from gateway.errors import ClientError, ConfigError
 from tests.gateway.web.served import served
 
 FIRST_TOKEN_S = 0.05
-MANNER = bench.Manner(max_tokens=7)
+LOAD = bench.Workload(max_tokens=7)
 TOKENS = 7
 
 
@@ -109,7 +109,7 @@ def event(data: object) -> bytes:
 def test_a_level_keeps_its_streams_busy() -> None:
     server = Server()
     with server.address() as address:
-        level = asyncio.run(Load(address, "scripted", MANNER).level(4, 20))
+        level = asyncio.run(Load(address, "scripted", LOAD).level(4, 20))
     assert (level.requests, level.errors) == (20, 0)
     assert 1 < server.most_running <= 4
     assert len(server.connections) == 4  # kept alive, not opened for each request
@@ -134,7 +134,7 @@ def test_faults_are_counted_not_averaged_in(fault: str, reason: str, message: st
     server = Server()
     server.fault = fault
     with server.address() as address:
-        level = asyncio.run(Load(address, "scripted", MANNER).level(2, 6))
+        level = asyncio.run(Load(address, "scripted", LOAD).level(2, 6))
     assert (level.requests, level.errors) == (6, 6)
     assert level.tokens_per_s == 0
     (failed,) = level.failures
@@ -145,7 +145,7 @@ def test_a_server_that_is_gone_fails_requests_one_by_one() -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         address = Address(f"http://127.0.0.1:{unheard.getsockname()[1]}", "k")
-        level = asyncio.run(Load(address, "x", MANNER).level(2, 4))
+        level = asyncio.run(Load(address, "x", LOAD).level(2, 4))
     (failed,) = level.failures
     assert (failed.reason, failed.count) == ("no connection", 4)
     assert failed.message
@@ -154,7 +154,7 @@ def test_a_server_that_is_gone_fails_requests_one_by_one() -> None:
 def test_streams_are_set_apart_by_their_first_answers() -> None:
     server, pace = Server(), 10.0
     with server.address() as address:
-        load = Load(address, "scripted", bench.Manner(max_tokens=10, replay_tokens_per_s=pace))
+        load = Load(address, "scripted", bench.Workload(max_tokens=10, replay_tokens_per_s=pace))
         level = asyncio.run(load.level(5, 10))
     assert (level.requests, level.errors) == (5 + 10, 0)
     assert sorted(lengths_of(server)) == [2, 4, 6, 8, *[10] * 11]
@@ -166,7 +166,7 @@ def test_a_level_may_be_cut() -> None:
     server = Server()
     server.num_answered = 3
     with server.address() as address:
-        load = Load(address, "scripted", MANNER)
+        load = Load(address, "scripted", LOAD)
         level = asyncio.run(load.level(3, 0, duration_s=1.5, is_cut=True))
     assert len(server.bodies) == 6, "the last three are never answered"
     assert (level.requests, level.errors) == (3, 0)
@@ -179,7 +179,7 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             bench.Target(url=address.url, key="k"),
             [1, 2],
             num_requests=3,
-            manner=MANNER,
+            workload=LOAD,
             output=output,
         )
     table = capsys.readouterr().out
@@ -196,7 +196,7 @@ def test_a_report_on_stdout_is_json_alone(capsys: pytest.CaptureFixture[str]) ->
             bench.Target(url=address.url, key="k"),
             [1],
             num_requests=2,
-            manner=MANNER,
+            workload=LOAD,
             output=Path("-"),
         )
     captured = capsys.readouterr()
@@ -214,7 +214,7 @@ def test_failed_requests_fail_the_command(
             bench.Target(url=address.url, key="k"),
             [1],
             num_requests=3,
-            manner=MANNER,
+            workload=LOAD,
             output=output,
         )
     assert "HTTP 503 overloaded" in capsys.readouterr().out
@@ -225,7 +225,11 @@ def test_failed_requests_fail_the_command(
 def test_a_refused_key_is_told_in_the_servers_words() -> None:
     with Server().address() as address, pytest.raises(ClientError, match="Incorrect API key"):
         bench.run(
-            bench.Target(url=address.url, key="x"), [1], num_requests=1, manner=MANNER, output=None
+            bench.Target(url=address.url, key="x"),
+            [1],
+            num_requests=1,
+            workload=LOAD,
+            output=None,
         )
 
 
@@ -235,14 +239,14 @@ def test_a_server_needs_its_key() -> None:
             bench.Target(url="http://127.0.0.1:1", key=None),
             [1],
             num_requests=1,
-            manner=MANNER,
+            workload=LOAD,
             output=None,
         )
 
 
 def test_a_pid_without_a_server_is_refused() -> None:
     with pytest.raises(ConfigError, match="--pid"):
-        bench.run(bench.Target(pids=[1]), [1], num_requests=1, manner=MANNER, output=None)
+        bench.run(bench.Target(pids=[1]), [1], num_requests=1, workload=LOAD, output=None)
 
 
 def test_a_proxy_is_measured_beside_what_is_behind_it(
@@ -251,7 +255,7 @@ def test_a_proxy_is_measured_beside_what_is_behind_it(
     server, proxy, output = Server(), Server(), tmp_path / "figures.json"
     with server.address() as behind, proxy.address() as front:
         target = bench.Target(url=behind.url, key="k", through=front.url, through_key="k")
-        bench.run(target, [2], num_requests=4, manner=MANNER, output=output)
+        bench.run(target, [2], num_requests=4, workload=LOAD, output=output)
     assert len(server.bodies) == len(proxy.bodies) == 4 + 2  # and what warms them up
     found = json.loads(output.read_text())["servers"]
     assert [one["name"] for one in found] == ["direct", "through"]
@@ -263,7 +267,7 @@ def test_a_proxy_is_measured_beside_what_is_behind_it(
 
 def test_the_floor_is_measured_before_and_after(tmp_path: Path) -> None:
     server, output = Server(), tmp_path / "figures.json"
-    manner = bench.Manner(max_tokens=TOKENS, replay_tokens_per_s=50)
+    workload = bench.Workload(max_tokens=TOKENS, replay_tokens_per_s=50)
     with (
         pytest.MonkeyPatch.context() as patch,
         server.address() as address,
@@ -272,7 +276,7 @@ def test_the_floor_is_measured_before_and_after(tmp_path: Path) -> None:
         target = bench.Target(
             url=address.url, key="k", replay_tokens_per_s=50, pids=[os.getpid()], has_floor=True
         )
-        bench.run(target, [2], num_requests=4, manner=manner, output=output)
+        bench.run(target, [2], num_requests=4, workload=workload, output=output)
     before, ours, after = json.loads(output.read_text())["servers"]
     assert (before["name"], after["name"]) == ("floor before", "floor after")
     for floor in (before, after):
@@ -287,36 +291,40 @@ def test_the_floor_is_measured_before_and_after(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "manner", "word"),
+    ("target", "workload", "word"),
     [
-        (bench.Target(url="http://x", key="k", has_floor=True), MANNER, "--floor needs --replay"),
+        (bench.Target(url="http://x", key="k", has_floor=True), LOAD, "--floor needs --replay"),
         (
             bench.Target(),
-            bench.Manner(max_tokens=7, uses_websocket=True, uses_responses=True),
+            bench.Workload(max_tokens=7, uses_websocket=True, uses_responses=True),
             "--responses",
         ),
-        (bench.Target(through="http://x", through_key="k"), MANNER, "--through is for"),
-        (bench.Target(url="http://x", key="k", through="http://y"), MANNER, "--through-key"),
-        (bench.Target(url="http://x", key="k", through="y", through_key="k"), MANNER, "--through"),
-        (bench.Target(url="x", key="k"), MANNER, "--url"),
-        (bench.Target(), bench.Manner(max_tokens=7, stalled=0.1), "--duration"),
-        (bench.Target(), bench.Manner(max_tokens=7, leaving=0.1, resumable=True), "--leaving"),
-        (bench.Target(url="http://x", key="k", has_limits=True), MANNER, "--limits"),
+        (bench.Target(through="http://x", through_key="k"), LOAD, "--through is for"),
+        (bench.Target(url="http://x", key="k", through="http://y"), LOAD, "--through-key"),
+        (
+            bench.Target(url="http://x", key="k", through="y", through_key="k"),
+            LOAD,
+            "--through",
+        ),
+        (bench.Target(url="x", key="k"), LOAD, "--url"),
+        (bench.Target(), bench.Workload(max_tokens=7, stalled=0.1), "--duration"),
+        (bench.Target(), bench.Workload(max_tokens=7, leaving=0.1, resumable=True), "--leaving"),
+        (bench.Target(url="http://x", key="k", has_limits=True), LOAD, "--limits"),
         (
             bench.Target(url="http://x", key="k", through="http://y", through_key="k"),
-            bench.Manner(max_tokens=7, resumable=True),
+            bench.Workload(max_tokens=7, resumable=True),
             "--resumable",
         ),
     ],
 )
-def test_targets_that_cannot_be(target: bench.Target, manner: bench.Manner, word: str) -> None:
+def test_targets_that_cannot_be(target: bench.Target, workload: bench.Workload, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        bench.run(target, [1], num_requests=1, manner=manner)
+        bench.run(target, [1], num_requests=1, workload=workload)
 
 
 def test_the_most_streams_need_a_pace() -> None:
     with pytest.raises(ConfigError, match="--replay"):
-        bench.run(bench.Target(), [1], num_requests=1, manner=MANNER, most=True)
+        bench.run(bench.Target(), [1], num_requests=1, workload=LOAD, most=True)
 
 
 @given(limit=st.integers(1, 5000), begin=st.integers(1, 5000))
@@ -335,11 +343,11 @@ def test_the_search_ends_near_the_limit(limit: int, begin: int) -> None:
 
 
 def test_well_is_within_the_bound_and_without_errors() -> None:
-    manner = bench.Manner(max_tokens=7, replay_tokens_per_s=20)
+    workload = bench.Workload(max_tokens=7, replay_tokens_per_s=20)
     for gap_s, error, is_well in [(0.07, None, True), (0.08, None, False), (0.05, "no", False)]:
         failure = None if error is None else Failure(error)
         samples = [Sample(num_chunks=2, gaps_s=[gap_s]), Sample(error=failure)]
-        assert bench.is_well(summarize(1, samples, Window(1.0, 2, {})), manner) == is_well
+        assert bench.is_well(summarize(1, samples, Window(1.0, 2, {})), workload) == is_well
 
 
 @pytest.mark.pg
@@ -348,8 +356,8 @@ def test_a_replaying_demo_of_its_own(tmp_path: Path) -> None:
     """Its pace is kept, its CPU time and memory are known, and streams are spread over time."""
     output = tmp_path / "figures.json"
     target = bench.Target(replay_tokens_per_s=50)
-    manner = bench.Manner(max_tokens=20, replay_tokens_per_s=50, leaving=0.5, stalled=0.25)
-    bench.run(target, [4], num_requests=None, manner=manner, duration_s=3, output=output)
+    workload = bench.Workload(max_tokens=20, replay_tokens_per_s=50, leaving=0.5, stalled=0.25)
+    bench.run(target, [4], num_requests=None, workload=workload, duration_s=3, output=output)
     (server,) = json.loads(output.read_text())["servers"]
     (level,) = server["levels"]
     assert level["requests"] > 8
@@ -367,11 +375,11 @@ def test_a_replaying_demo_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.pg
 def test_limits_logs_and_responses_are_measured_where_they_are_wanted() -> None:
-    manner = bench.Manner(max_tokens=3, resumable=True)
+    workload = bench.Workload(max_tokens=3, resumable=True)
     with opened(bench.Target(replay_tokens_per_s=100, has_limits=True), Console()) as servers:
         (server,) = servers
-        level = asyncio.run(Load(server.address, "demo", manner).level(2, 4))
-        responses = bench.Manner(max_tokens=5, uses_responses=True)
+        level = asyncio.run(Load(server.address, "demo", workload).level(2, 4))
+        responses = bench.Workload(max_tokens=5, uses_responses=True)
         told = asyncio.run(Load(server.address, "demo", responses).level(2, 4))
         unknown = asyncio.run(Load(server.address, "unknown", responses).level(1, 1))
         fields = Prompt(model="demo", content="x", max_tokens=1, resumable=True).fields()

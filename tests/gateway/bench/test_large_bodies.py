@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.bench.large_bodies import BODY_BYTES, LargeBodies, largest
-from gateway.bench.load import Load, Manner
+from gateway.bench.load import Load, Workload
 from gateway.commands.database import Address
 from gateway.errors import ClientError
 from gateway.schemas.chat import ChatCompletionRequest
@@ -31,8 +31,8 @@ async def test_they_are_sent_until_the_streams_have_ended(
     gateway: Gateway, double: EngineDouble
 ) -> None:
     double.script = lambda prompt: Play(text="x" * 100, interval_s=0.005)
-    manner = Manner(max_tokens=30, large_bodies=20)
-    level = await Load(Address(gateway.url, gateway.api_key), MODEL, manner).level(2, 6)
+    workload = Workload(max_tokens=30, large_bodies=20)
+    level = await Load(Address(gateway.url, gateway.api_key), MODEL, workload).level(2, 6)
     assert (level.requests, level.errors) == (6, 0)
     assert len(double.requests) == 6  # what is too long for the model never gets there
 
@@ -54,9 +54,9 @@ async def test_one_that_is_not_answered_fails_the_level(
         raise ClientError("A large body was not answered")
 
     monkeypatch.setattr(LargeBodies, "run", fail)
-    manner = Manner(max_tokens=3, large_bodies=1)
+    workload = Workload(max_tokens=3, large_bodies=1)
     with pytest.raises(ClientError, match="not answered"):
-        await Load(Address(gateway.url, gateway.api_key), MODEL, manner).level(1, 1)
+        await Load(Address(gateway.url, gateway.api_key), MODEL, workload).level(1, 1)
 
 
 @pytest.mark.asyncio

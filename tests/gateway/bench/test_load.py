@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bench.load import Load, Manner, _is_one_of
+from gateway.bench.load import Load, Workload, _is_one_of
 from gateway.bench.stream import Reader
 from gateway.commands.database import Address
 from tests.gateway.engine_double import EngineDouble, Play
@@ -19,8 +19,8 @@ from tests.gateway.serving import MODEL, Gateway, served_double, until
 pytestmark = pytest.mark.asyncio
 
 
-def load(gateway: Gateway, **manner: float) -> Load:
-    fields = Manner(**{"max_tokens": 30, **manner})  # type: ignore[arg-type]
+def load(gateway: Gateway, **workload: float) -> Load:
+    fields = Workload(**{"max_tokens": 30, **workload})  # type: ignore[arg-type]
     return Load(Address(gateway.url, gateway.api_key), MODEL, fields)
 
 

@@ -89,7 +89,7 @@ async def liar(
 ) -> AsyncIterator[Liar]:
     """``registered``: the epoch in the registry; ``real``: the one that it names itself."""
     with zmq.Context() as context:
-        doorman = admit_only(context, KEYS.engine)
+        authenticator = admit_only(context, KEYS.engine)
         socket = listen(context, "tcp://127.0.0.1:*", KEYS.engine)
         running = None
         try:
@@ -105,7 +105,7 @@ async def liar(
             if running is not None:
                 running.cancel()
             socket.close(linger=0)
-            doorman.stop()
+            authenticator.stop()
 
 
 async def test_an_engine_of_an_old_epoch_is_not_heard_and_counted() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway import logs
-from gateway.logs import Trickle
+from gateway.logs import LogThrottle
 from gateway.middleware.access_log import MAX_PATH_CHARS, REFUSALS, REFUSALS_PER_S
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.raw_http import RawClient, chat, exchange, get, post
@@ -114,7 +114,7 @@ async def test_a_flood_of_refusals_does_not_fill_the_log(
     gateway: Gateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(Trickle, "admit", _admit_at(lambda: now))
+    monkeypatch.setattr(LogThrottle, "admit", _admit_at(lambda: now))
     caplog.set_level(logging.INFO)
     client = await RawClient.connect(gateway)
     for body in (*[chat_body(temperature=-1)] * (REFUSALS + 20), chat_body()):
@@ -131,12 +131,12 @@ async def test_a_flood_of_refusals_does_not_fill_the_log(
     await client.close()
 
 
-def _admit_at(clock: Callable[[], float]) -> Callable[[Trickle, Hashable], int | None]:
-    def admit(trickle: Trickle, kind: Hashable) -> int | None:
-        trickle._clock = clock
-        return known(trickle, kind)
+def _admit_at(clock: Callable[[], float]) -> Callable[[LogThrottle, Hashable], int | None]:
+    def admit(throttle: LogThrottle, kind: Hashable) -> int | None:
+        throttle._clock = clock
+        return known(throttle, kind)
 
-    known = Trickle.admit
+    known = LogThrottle.admit
     return admit
 
 

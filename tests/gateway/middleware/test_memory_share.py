@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import context
 from gateway.middleware.memory_share import LARGE_BYTES, MOST, MemoryShare
 from gateway.routes.table import OPERATIONS
-from gateway.transport.extensions import Departure
+from gateway.transport.extensions import Disconnect
 from tenants.limits import QuotaAnswer
 from tenants.types import ApiKey, Principal, Tenant
 
@@ -53,11 +53,11 @@ class Requests:
         for _ in range(number):
             scope: Scope = {"type": "http", "method": method, "path": path, "headers": [header]}
             known = context.attach(scope, _nothing)
-            known.departure = Departure()
+            known.disconnect = Disconnect()
             known.principal = _of(tenant)
             known.operation = next(o for o in OPERATIONS if (o.method, o.path) == (method, path))
             tasks.append(asyncio.ensure_future(self._share(scope, _never, self._send)))
-            tasks[-1].departure = known.departure  # type: ignore[attr-defined]
+            tasks[-1].disconnect = known.disconnect  # type: ignore[attr-defined]
         self._tasks += tasks
         await self.settle()
         return tasks
@@ -154,7 +154,7 @@ async def test_what_holds_no_more_lets_another_in(
 async def test_who_leaves_while_waiting_takes_no_turn() -> None:
     requests, tenant = Requests(), uuid4()
     tasks = await requests.come(MOST + 2, "POST", "/v1/tokenize", tenant=tenant)
-    tasks[MOST].departure.leave()  # type: ignore[attr-defined]
+    tasks[MOST].disconnect.leave()  # type: ignore[attr-defined]
     with pytest.raises(ClientDisconnect):
         await tasks[MOST]
     await requests.finish()

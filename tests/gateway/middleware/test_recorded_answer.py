@@ -195,8 +195,8 @@ async def test_the_work_outlives_the_request_that_began_it() -> None:
         await request_ended.wait()
         known = context.of(scope)
         assert known.request_id == request_id
-        assert known.departure is not None
-        assert not known.departure.has_left
+        assert known.disconnect is not None
+        assert not known.disconnect.has_left
         known.notes["user"] = "u"
         await Response(b"said")(scope, receive, known.send)
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.transport.connections import Places, network_of
+from gateway.transport.connections import EvictionQueue, network_of
 
 
-class Guest:
+class Evictable:
     def __init__(self, network: str) -> None:
         self.network = network
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         raise AssertionError("it is only looked at")
 
 
@@ -30,23 +30,23 @@ class Guest:
 def test_the_oldest_of_whoever_has_most_is_the_first_to_leave(
     steps: list[tuple[str, int]],
 ) -> None:
-    guests = [Guest("abc"[number % 3]) for number in range(12)]
-    places, inside = Places(), dict[Guest, None]()
+    waiting = [Evictable("abc"[number % 3]) for number in range(12)]
+    evictions, inside = EvictionQueue(), dict[Evictable, None]()
     for action, number in steps:
-        guest = guests[number]
+        connection = waiting[number]
         if action == "enter":
-            places.enter(guest, guest.network)
-            inside.setdefault(guest)
+            evictions.add(connection, connection.network)
+            inside.setdefault(connection)
         else:
-            places.leave(guest, guest.network)
-            inside.pop(guest, None)
-        assert len(places) == len(inside)
+            evictions.remove(connection, connection.network)
+            inside.pop(connection, None)
+        assert len(evictions) == len(inside)
         count = Counter(each.network for each in inside)
-        first = places.first_to_leave()
+        first = evictions.first()
         if not inside:
             assert first is None
             continue
-        assert isinstance(first, Guest)
+        assert isinstance(first, Evictable)
         assert count[first.network] == max(count.values())
         assert first is next(each for each in inside if each.network == first.network)
 

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from gateway.transport.disconnect import until_disconnect
-from gateway.transport.extensions import Departure
+from gateway.transport.extensions import Disconnect
 
 pytestmark = pytest.mark.asyncio
 T = TypeVar("T")
@@ -20,19 +20,19 @@ class Client:
 
     def __init__(self, *, says_so: bool) -> None:
         self._left = asyncio.Event()
-        self.departure = Departure() if says_so else None
+        self.disconnect = Disconnect() if says_so else None
 
     def leave(self) -> None:
         self._left.set()
-        if self.departure is not None:
-            self.departure.leave()
+        if self.disconnect is not None:
+            self.disconnect.leave()
 
     async def receive(self) -> Message:
         await self._left.wait()
         return {"type": "http.disconnect"}
 
     async def until_left(self, work: Coroutine[Any, Any, T]) -> T:
-        return await until_disconnect(self.receive, work, self.departure)
+        return await until_disconnect(self.receive, work, self.disconnect)
 
 
 @pytest.fixture(params=[False, True], ids=["asked", "told"])

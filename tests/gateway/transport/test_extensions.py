@@ -205,13 +205,13 @@ async def test_whoever_works_hears_that_the_client_has_left() -> None:
     begun, left = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        departure = extensions.departure_of(scope)
-        assert departure is not None
-        assert not departure.has_left
-        departure.on_leave = left.set
+        disconnect = extensions.disconnect_of(scope)
+        assert disconnect is not None
+        assert not disconnect.has_left
+        disconnect.on_leave = left.set
         begun.set()
         await left.wait()
-        assert departure.has_left
+        assert disconnect.has_left
         await send(START)
         await end(send)
 
@@ -222,7 +222,7 @@ async def test_whoever_works_hears_that_the_client_has_left() -> None:
             await begun.wait()
             writer.close()
             await left.wait()
-    assert extensions.departure_of({"type": "http"}) is None
+    assert extensions.disconnect_of({"type": "http"}) is None
 
 
 async def test_messages_of_a_websocket() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.transport import pacing
 from gateway.transport.frame_cuts import MAX_FRAMES, FrameCuts
-from gateway.transport.pacing import BURST_S, WORKER_BURST_S, Intake, Pace
+from gateway.transport.pacing import BURST_S, WORKER_BURST_S, Pace, ReceiveBuffer
 from gateway.transport.protocol import BoundedHttpProtocol
 from tests.gateway.raw_http import RawClient, exchange
 from tests.gateway.serving import Gateway, served_double, until
@@ -88,7 +88,7 @@ async def test_backlogs_get_a_quarter_of_the_time_in_turns(clock: Clock) -> None
     data = bytes(range(256)) * 10
     for parser in parsers:
         began = clock.now
-        Intake(parser, pace).receive(data)
+        ReceiveBuffer(parser, pace).receive(data)
         assert clock.now - began <= BURST_S + COST_S
         assert not parser.reads
     began, parsed = loop.time(), clock.now
@@ -106,12 +106,12 @@ async def test_many_connections_at_once_share_a_moment_and_a_newcomer_goes_befor
     parsers = [Parser(clock) for _ in range(500)]
     began = clock.now
     for parser in parsers:
-        Intake(parser, pace).receive(bytes(20 * PIECE))
+        ReceiveBuffer(parser, pace).receive(bytes(20 * PIECE))
     assert clock.now - began <= WORKER_BURST_S + BURST_S + COST_S
     async with asyncio.timeout(60):
         await until(lambda: all(parser.parsed for parser in parsers))
     newcomer, before = Parser(clock), sum(len(parser.parsed) for parser in parsers)
-    Intake(newcomer, pace).receive(b"hello")
+    ReceiveBuffer(newcomer, pace).receive(b"hello")
     async with asyncio.timeout(60):
         await until(lambda: newcomer.parsed == b"hello")
     assert sum(len(parser.parsed) for parser in parsers) - before < len(parsers) // 10 * PIECE
@@ -135,7 +135,7 @@ async def test_a_parser_that_fails_ends_its_connection_and_no_other(clock: Clock
     pace, failing, other = Pace(), Failing(clock), Parser(clock)
     failing.transport = Aborted()
     for parser in (failing, other):
-        Intake(parser, pace).receive(bytes(8 * PIECE))
+        ReceiveBuffer(parser, pace).receive(bytes(8 * PIECE))
     await until(lambda: other.parsed == bytes(8 * PIECE))
     assert failing.transport.is_closing()
     assert len(failing.parsed) == 4 * PIECE
@@ -145,9 +145,9 @@ async def test_a_parser_that_fails_ends_its_connection_and_no_other(clock: Clock
 @pytest.mark.asyncio
 async def test_what_costs_little_is_parsed_as_it_comes(clock: Clock) -> None:
     parser = Parser(clock)
-    intake = Intake(parser, Pace())
+    buffer = ReceiveBuffer(parser, Pace())
     for number in range(50):
-        intake.receive(b"%d," % number)
+        buffer.receive(b"%d," % number)
         assert parser.parsed.endswith(b"%d," % number)
         assert parser.reads
         clock.now += 0.1
@@ -156,15 +156,15 @@ async def test_what_costs_little_is_parsed_as_it_comes(clock: Clock) -> None:
 @pytest.mark.asyncio
 async def test_a_parser_that_wants_nothing_is_waited_for(clock: Clock) -> None:
     parser = Parser(clock)
-    intake = Intake(parser, Pace())
+    buffer = ReceiveBuffer(parser, Pace())
     parser.wants_input = False
-    intake.receive(b"a" * 150)
-    intake.receive(b"b" * 10)
+    buffer.receive(b"a" * 150)
+    buffer.receive(b"b" * 10)
     await asyncio.sleep(0.01)
     assert not parser.parsed
     assert not parser.reads
     parser.wants_input = True
-    intake.resume()
+    buffer.resume()
     async with asyncio.timeout(60):
         await until(lambda: parser.reads)
     assert parser.parsed == b"a" * 150 + b"b" * 10
@@ -173,12 +173,12 @@ async def test_a_parser_that_wants_nothing_is_waited_for(clock: Clock) -> None:
 @pytest.mark.asyncio
 async def test_nothing_is_parsed_after_the_end(clock: Clock) -> None:
     parser = Parser(clock)
-    intake = Intake(parser, Pace())
-    intake.receive(b"x" * 1000)
+    buffer = ReceiveBuffer(parser, Pace())
+    buffer.receive(b"x" * 1000)
     parsed = parser.parsed
     assert isinstance(parser.transport, Transport)
     parser.transport.is_closed = True
-    intake.clear()
+    buffer.clear()
     await asyncio.sleep(0.05)
     assert parser.parsed == parsed
 

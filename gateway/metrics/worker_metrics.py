@@ -2,7 +2,7 @@
 
 Once a second each worker writes its metrics to a file of its own, in a folder that the supervisor
 made. The worker that is scraped adds up all files and its own current metrics. The supervisor adds
-the counts of a dead worker to one file (``bury``), because Prometheus would take a sum that
+the counts of a dead worker to one file (``add_ended``), because Prometheus would take a sum that
 decreases for a restart. What a killed worker counted in its last second is lost.
 """
 
@@ -50,7 +50,7 @@ class _Ended(msgspec.Struct):
     """The sums of all workers that died."""
 
     families: list[Family] = []
-    buried: list[str] = []
+    included: list[str] = []
     """Names of the files included here: a reader that has read one of them already must not count
     it twice."""
 
@@ -59,7 +59,7 @@ _decoder = msgspec.json.Decoder(list[Family])
 _ended_decoder = msgspec.json.Decoder(_Ended)
 
 
-class Board(Collector):
+class WorkerMetrics(Collector):
     """One worker's view: its own registry, and the files that the others wrote."""
 
     def __init__(self, folder: Path, registry: CollectorRegistry) -> None:
@@ -82,20 +82,20 @@ class Board(Collector):
         others: dict[str, list[Family]] = {}
         for path in self._folder.glob(f"*{_SUFFIX}"):
             if path != self._own:
-                with contextlib.suppress(FileNotFoundError):  # buried meanwhile
+                with contextlib.suppress(FileNotFoundError):  # included meanwhile
                     others[path.name] = _decoder.decode(path.read_bytes())
         ended = _read_ended(self._folder)
-        living = [page for name, page in others.items() if name not in ended.buried]
+        living = [page for name, page in others.items() if name not in ended.included]
         return map(_metric, merged([_families(self._registry), *living, ended.families]))
 
 
-def bury(folder: Path, pid: int) -> None:
+def add_ended(folder: Path, pid: int) -> None:
     """Keep the counts of a worker that has ended; its gauges end with it. Raises ``OSError``."""
     for path in folder.glob(f"{pid}-*{_SUFFIX}"):
         counted = [one for one in _decoder.decode(path.read_bytes()) if one.kind != "gauge"]
         ended = _read_ended(folder)
         families = merged([ended.families, counted])
-        now = _Ended(families=families, buried=[*ended.buried, path.name])
+        now = _Ended(families=families, included=[*ended.included, path.name])
         _write(folder / _ENDED, msgspec.json.encode(now))
         path.unlink()
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.metrics.board import Board, Family, _Sample, bury, merged
+from gateway.metrics.worker_metrics import Family, WorkerMetrics, _Sample, add_ended, merged
 
 
 class Worker:
@@ -23,12 +23,12 @@ class Worker:
         self.latency = Histogram("sluice_latency", "L.", buckets=(1, 2), registry=registry)
         self.sockets = Gauge("sluice_websockets", "S.", registry=registry)
         self.age = Gauge("sluice_changes_age_seconds", "A.", registry=registry)
-        self.board = Board(folder, registry)
-        own = self.board._own
-        self.board._own = own.with_name(own.name.replace(f"{os.getpid()}-", f"{pid}-"))
+        self.view = WorkerMetrics(folder, registry)
+        own = self.view._own
+        self.view._own = own.with_name(own.name.replace(f"{os.getpid()}-", f"{pid}-"))
 
     def scrape(self) -> dict[str, float]:
-        lines = generate_latest(self.board).decode().splitlines()
+        lines = generate_latest(self.view).decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
@@ -42,7 +42,7 @@ def workers(tmp_path: Path) -> list[Worker]:
         worker.latency.observe(number - 0.5)
         worker.sockets.set(number)
         worker.age.set(10 * number)
-        worker.board.write()
+        worker.view.write()
     return workers
 
 
@@ -64,46 +64,46 @@ def test_its_own_figures_are_of_the_moment(workers: list[Worker]) -> None:
     workers[0].requests.labels("/a").inc(100)
     assert workers[0].scrape()['sluice_requests_total{route="/a"}'] == 106
     assert workers[1].scrape()['sluice_requests_total{route="/a"}'] == 6
-    workers[0].board.write()
+    workers[0].view.write()
     assert workers[1].scrape()['sluice_requests_total{route="/a"}'] == 106
 
 
 def test_the_dead_leave_their_counts_and_take_their_gauges(
     workers: list[Worker], tmp_path: Path
 ) -> None:
-    bury(tmp_path, 12)
-    bury(tmp_path, 12)  # nothing is left of it
-    bury(tmp_path, 99)
+    add_ended(tmp_path, 12)
+    add_ended(tmp_path, 12)  # nothing is left of it
+    add_ended(tmp_path, 99)
     found = workers[0].scrape()
     assert found['sluice_requests_total{route="/a"}'] == 6
     assert found["sluice_latency_count"] == 3
     assert found["sluice_websockets"] == 4
-    bury(tmp_path, 13)
+    add_ended(tmp_path, 13)
     assert workers[0].scrape()['sluice_requests_total{route="/a"}'] == 6
     assert workers[0].scrape()["sluice_websockets"] == 1
 
 
 def test_a_later_worker_with_the_same_pid_counts(workers: list[Worker], tmp_path: Path) -> None:
-    bury(tmp_path, 12)
+    add_ended(tmp_path, 12)
     late = Worker(tmp_path, 12)
     late.requests.labels("/a").inc(1000)
-    late.board.write()
+    late.view.write()
     assert workers[0].scrape()['sluice_requests_total{route="/a"}'] == 1006
 
 
 def test_a_file_that_is_being_buried_counts_once(workers: list[Worker], tmp_path: Path) -> None:
     (path,) = tmp_path.glob("12-*")
     data = path.read_bytes()
-    bury(tmp_path, 12)
+    add_ended(tmp_path, 12)
     path.write_bytes(data)  # as a scrape sees it that lists the folder a moment earlier
     assert workers[0].scrape()['sluice_requests_total{route="/a"}'] == 6
 
 
 @pytest.mark.asyncio
 async def test_it_goes_on_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.metrics.board.INTERVAL_S", 0.001)
+    monkeypatch.setattr("gateway.metrics.worker_metrics.INTERVAL_S", 0.001)
     one, other = Worker(tmp_path, 1), Worker(tmp_path, 2)
-    running = asyncio.create_task(one.board.run())
+    running = asyncio.create_task(one.view.run())
     for count in (1, 2):
         one.requests.labels("/a").inc()
         async with asyncio.timeout(30):
