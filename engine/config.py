@@ -35,7 +35,7 @@ _AT_LEAST_ONE = (
     *("block_size", "max_loras", "max_lora_rank"),
     *("tensor_parallel_size", "pipeline_parallel_size"),
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_num_partial_prefills"),
-    "max_num_prefill_tokens",
+    *("max_num_prefill_tokens", "max_num_image_tokens", "image_cache_bytes"),
     *("num_gpu_blocks_override", "num_state_snapshots", "num_threads"),
     *("max_num_queued_reqs", "max_num_queued_tokens"),
     *("max_num_queued_reqs_per_tenant", "max_num_queued_tokens_per_tenant"),
@@ -140,6 +140,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Most prompt tokens computed in a step in which other requests generate; so many only while
     many prompt tokens wait, else fewer, so that streams flow evenly. None: only
     ``max_num_batched_tokens`` limits them, which suits offline use."""
+    max_num_image_tokens: int | None = None
+    """For models that see: most image tokens that are encoded in a step. A larger picture is all
+    that its step encodes. None: 4096 on a GPU, 256 on a CPU."""
+    image_cache_bytes: int | None = None
+    """For models that see: bytes for what the encoder makes of pictures, kept as long as there is
+    room, for prompts that have them again. None: 1 GiB on a GPU, 64 MiB on a CPU; at least what one
+    picture of ``max_model_len`` tokens takes."""
     max_num_seqs: int | None = None
     """Most requests running at once; None: 512 on a GPU with at least 64 GiB, else 256, or as many
     as have their recurrent states in a quarter of the GPU's memory (on a CPU 256 MiB)."""
@@ -290,6 +297,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def step_tokens(self) -> int:
         """``max_num_batched_tokens``, or its default for a CPU."""
         return self.max_num_batched_tokens or _STEP_TOKENS
+
+    @property
+    def image_tokens(self) -> int:
+        """``max_num_image_tokens``, or the device's default."""
+        return self.max_num_image_tokens or (4096 if self.device == "cuda" else 256)
 
     @property
     def num_seqs(self) -> int:

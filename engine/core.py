@@ -16,6 +16,7 @@ from engine.scheduler.drafts import Lookahead
 from engine.scheduler.policy import create_policy
 from engine.scheduler.scheduler import Scheduler
 from engine.spec.speculator import Speculator
+from engine.vision import with_pixels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -71,6 +72,7 @@ class EngineCore:
             max_cached_tokens=self._cache.max_num_tokens,
             max_logprobs=config.max_logprobs,
             pools=runner.pooling is not None,
+            vision=runner.vision,
         )
         self._lookahead = Lookahead(
             self._cache, runner.num_lookahead_tokens, self._checks.max_total_tokens
@@ -87,6 +89,7 @@ class EngineCore:
             clock,
             swap_s_per_block=runner.swap_s_per_block,
             lookahead=self._lookahead,
+            vision=runner.vision,
         )
         self._constraints = Constraints(grammar, runner.vocab_size)
         self._speculator = Speculator(
@@ -139,6 +142,7 @@ class EngineCore:
         digest: str | None = ""  # None: the adapter is being read, and the request waits there.
         try:
             self._checks.check(message)
+            message = with_pixels(message)
             if message.adapter is not None:
                 digest = self._adapters_for(message.adapter).admit(message)
         except (InvalidRequest, AdapterLoadError) as error:
@@ -478,6 +482,7 @@ class EngineCore:
         }
         if not self._requests and not self.has_unfinished:
             assert self._cache.num_free_blocks == self._cache.pool.num_blocks
+            assert self.scheduler.pictures.pool.num_free == self.scheduler.pictures.pool.num_blocks
             assert not self.scheduler.running
             assert len(self.scheduler.policy) == 0
             assert self.scheduler.queue.num_reqs == self.scheduler.queue.num_tokens == 0

@@ -16,15 +16,25 @@ from typing import Any, TypeAlias, TypedDict, cast
 import msgspec
 import numpy as np
 
-from engine import sampling_defaults
+from engine import prompt_images, sampling_defaults
 from engine.adapters import LoadedAdapter
 from engine.config import EngineConfig
 from engine.errors import AdapterLoadError, ConfigError, EngineError, InvalidRequest, QueueFull
 from engine.field_hints import explain
 from engine.garbage import full_collections_held_back
+from engine.images.load import load_processor
+from engine.images.processor import ImageProcessor
 from engine.interrupts import interrupts_held_back
 from engine.lora.request import LoRARequest
-from engine.messages import AdapterRef, GenerateRequest, LoadProgress, Ready, RequestOutput, Stats
+from engine.messages import (
+    AdapterRef,
+    GenerateRequest,
+    Image,
+    LoadProgress,
+    Ready,
+    RequestOutput,
+    Stats,
+)
 from engine.outputs import (
     CompletionOutput,
     Embedding,
@@ -59,11 +69,21 @@ _STREAM_OPEN = "a stream of this LLM is still open: read it to its end or close 
 _STEP_BROKEN = "an earlier call broke off in the middle of a step: make a new LLM"
 
 
-class TokensPrompt(TypedDict):
+class Pictures(TypedDict, total=False):
+    multi_modal_data: dict[str, Any]
+    """``{"image": …}``: one or a list of Pillow's images, paths or data: URLs, a placeholder in the
+    prompt for each."""
+
+
+class TokensPrompt(Pictures):
     prompt_token_ids: list[int]
 
 
-Prompt: TypeAlias = str | TokensPrompt
+class TextPrompt(Pictures):
+    prompt: str
+
+
+Prompt: TypeAlias = str | TokensPrompt | TextPrompt
 LoRA: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 
 
@@ -97,6 +117,10 @@ class LLM:
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
         return None if self.config.skip_tokenizer_init else Tokenizer.load(self.config.model_dir)
+
+    @cached_property
+    def _image_processor(self) -> ImageProcessor | None:
+        return load_processor(self.config.model_dir)
 
     @cached_property
     def _chat_template(self) -> ChatTemplate:
@@ -160,22 +184,29 @@ class LLM:
         add_generation_prompt: bool = True,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[GenerationOutput]:
-        """``generate`` for one conversation or several, rendered with the model's template."""
+        """``generate`` for one conversation or several, rendered with the model's template.
+
+        Of a model that sees, a message's content may be a list with parts such as ``{"type":
+        "image", "image": …}``, of what ``multi_modal_data`` takes, or ``image_url``s of data."""
         conversations = cast(
             "Iterable[list[Message]]",
             [messages] if messages and isinstance(messages[0], dict) else messages,
         )
-        texts = [
-            self._chat_template.render(
-                list(conversation),
+        prompts: list[Prompt] = []
+        for conversation in conversations:
+            messages, pictures = prompt_images.of_chat(conversation)
+            text = self._chat_template.render(
+                messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 **(chat_template_kwargs or {}),
             )
-            for conversation in conversations
-        ]
+            if pictures:
+                prompts.append({"prompt": text, "multi_modal_data": {"image": pictures}})
+            else:
+                prompts.append(text)
         with full_collections_held_back():
-            jobs = self._begin(texts, sampling_params, lora_request, add_special_tokens=False)
+            jobs = self._begin(prompts, sampling_params, lora_request, add_special_tokens=False)
             return self._complete(jobs, None)
 
     def embed(
@@ -354,14 +385,18 @@ class LLM:
         return list(map(self._read, many, ids, params, adapters))
 
     def _encode(self, prompts: list[Prompt], *, add_special_tokens: bool) -> list[list[int]]:
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        known = [_text(prompt) for prompt in prompts]
+        texts = [text for text in known if text is not None]
         encoded: list[list[int]] = []
         if texts:
             encoded = self.get_tokenizer().encode_batch(
                 texts, add_special_tokens=add_special_tokens
             )
         of_text = iter(encoded)
-        return [next(of_text) if isinstance(p, str) else _token_ids(p) for p in prompts]
+        return [
+            _token_ids(prompt) if text is None else next(of_text)
+            for prompt, text in zip(prompts, known, strict=True)
+        ]
 
     def _read(
         self,
@@ -373,15 +408,16 @@ class LLM:
         request_id = str(next(self._ids))
         if not ids:
             raise InvalidRequest(f"prompt {request_id} is empty: give at least one token")
+        images: list[Image] = []
+        if pictures := prompt_images.of_prompt(prompt):
+            ids, images = prompt_images.placed(self._image_processor, ids, pictures)
         if len(ids) >= self.info.max_model_len:
             raise InvalidRequest(
                 f"prompt {request_id} has {len(ids)} tokens, which leaves no room in "
                 f"max_model_len = {self.info.max_model_len}"
             )
-        text = prompt if isinstance(prompt, str) else None
-        return GenerationProgress(
-            request_id, text, ids, self._in_tokens(params), self._tokenizer, adapter
-        )
+        text, params = _text(prompt), self._in_tokens(params)
+        return GenerationProgress(request_id, text, ids, params, self._tokenizer, adapter, images)
 
     def _in_tokens(self, params: SamplingParams) -> SamplingParams:
         """The parameters with ``bad_words`` turned into token ids for the engine."""
@@ -481,6 +517,7 @@ class LLM:
                         params=job.params.branch(index),
                         adapter=job.adapter,
                         group=job.request_id if job.params.n > 1 else "",
+                        images=job.images,
                     )
                 )
                 live[request_id] = job, index
@@ -516,11 +553,19 @@ def _broadcast(
     return many
 
 
+def _text(prompt: object) -> str | None:
+    """The text of a prompt; None if it is token ids."""
+    if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt:
+        prompt = prompt.get("prompt")
+    return prompt if isinstance(prompt, str) else None
+
+
 def _token_ids(prompt: object) -> list[int]:
     """The ids of a ``TokensPrompt``, which may come in any sequence or array."""
     if not isinstance(prompt, Mapping) or "prompt_token_ids" not in prompt:
         raise InvalidRequest(
-            f'a prompt must be a text or {{"prompt_token_ids": [...]}}, got {prompt!r}'
+            f'a prompt must be a text, {{"prompt": "..."}} or {{"prompt_token_ids": [...]}}, got'
+            f" {prompt!r}"
         )
     ids = prompt["prompt_token_ids"]
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import msgspec
 
-from engine.messages import AdapterRef, FinishReason, RequestOutput, TokenLogprobs
+from engine.messages import AdapterRef, FinishReason, Image, RequestOutput, TokenLogprobs
 from engine.sampling_params import RequestOutputKind, SamplingParams
 from engine.text.detokenize import Detokenizer
 from engine.text.tokenizer import Tokenizer
@@ -195,9 +196,11 @@ class GenerationProgress:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         adapter: AdapterRef | None = None,
+        images: Sequence[Image] = (),
     ) -> None:
         self.request_id = request_id
         self.adapter = adapter
+        self.images = list(images)
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self._prompt = prompt

@@ -12,7 +12,7 @@ from engine.logprobs import Logprobs
 from engine.messages import IDLE_PRIORITY
 
 if TYPE_CHECKING:
-    from engine.messages import FinishReason, GenerateRequest, Grant, Progress
+    from engine.messages import FinishReason, GenerateRequest, Grant, Image, Progress
     from engine.pooling import PoolingParams
     from engine.sampling_params import SamplingParams
 
@@ -88,6 +88,7 @@ class Request:
     prediction_token_ids: list[int] = field(init=False)
     token_limit: int = field(init=False)
     """Tokens it may have for now: ``max_total_tokens``, or the end of what has been granted."""
+    images: list[Image] = field(init=False)
     logprobs: Logprobs | None = field(init=False)
     block_table: BlockTable = field(init=False)
 
@@ -153,7 +154,11 @@ class Request:
             region["adapter"] = self.adapter_digest
         # An adapter's KV differs from the base model's, so public blocks are never shared with it.
         num_public_tokens = 0 if self.adapter_digest else message.num_public_tokens
-        self.block_table = BlockTable(region, message.fair_key, num_public_tokens, message.group)
+        self.images = message.images
+        pictures = [(i.offset, i.offset + i.num_tokens, i.digest) for i in message.images]
+        self.block_table = BlockTable(
+            region, message.fair_key, num_public_tokens, message.group, pictures
+        )
         self.block_table.skip_reading = self.lacks_prompt_logprobs
 
     def _go_on_after(self, progress: Progress) -> None:

@@ -62,6 +62,8 @@ class RequestChecks:
             return
         if self._vision is None:
             raise InvalidRequest("images: the model does not see; leave them out")
+        if self._vision.refusal:
+            raise InvalidRequest(f"images: {self._vision.refusal}")
         end = 0
         for index, image in enumerate(message.images):
             try:

@@ -46,7 +46,7 @@ class ModelledRunner:
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block
         self.num_lookahead_tokens = 0
-        self.pooling = None
+        self.pooling = self.vision = None
         self.layer_groups = (FullAttention(),)
         self.step_costs = None
         self.now = 0.0

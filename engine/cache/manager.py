@@ -22,13 +22,15 @@ state was taken (``engine.cache.states``).
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from engine.cache.block_pool import BlockPool
 from engine.cache.groups import FullAttention, RecurrentState, max_request_tokens
-from engine.cache.prefix import Content, child_key, extend_chain, root_key, token_bytes
+from engine.cache.prefix import Content, child_key, extend_chain, root_key, seen_from, token_bytes
 from engine.cache.states import StateSnapshots
 from engine.cache.swap import SwapSpace
 from engine.cache.table import NO_BLOCK, BlockTable, GroupHit, GroupTable, PrefixHit
@@ -301,7 +303,19 @@ class CacheManager:
         return table.num_public_tokens // self.block_size if self.enable_prefix_caching else 0
 
     def _parent(self, table: BlockTable, index: int) -> bytes:
-        """The key that the block at ``index`` of the table continues."""
+        """The key that the block at ``index`` of the table continues, with the pictures in it."""
+        return seen_from(self._parent_of(table, index), self._pictures(table, index))
+
+    def _pictures(self, table: BlockTable, index: int) -> Iterator[tuple[int, bytes]]:
+        """The pictures that overlap a block, as in ``seen_from``."""
+        start, end = index * self.block_size, (index + 1) * self.block_size
+        first = bisect_right(table.pictures, start, key=itemgetter(1))
+        for offset, _, digest in table.pictures[first:]:
+            if offset >= end:
+                break
+            yield start - offset, digest
+
+    def _parent_of(self, table: BlockTable, index: int) -> bytes:
         num_public = self._num_public_blocks(table)
         if index == num_public:
             # The region's own blocks begin here.
@@ -314,7 +328,11 @@ class CacheManager:
         num_public = self._num_public_blocks(table)
         for end in (min(num_public, num_blocks), num_blocks):
             known = len(table.keys)
-            if end > known:
+            if end > known and table.pictures and table.pictures[-1][1] > known * self.block_size:
+                for index in range(known, end):
+                    parent, start = self._parent(table, index), index * self.block_size
+                    table.keys += extend_chain(parent, token_ids, start, self.block_size, 1)
+            elif end > known:
                 parent, start = self._parent(table, known), known * self.block_size
                 table.keys += extend_chain(parent, token_ids, start, self.block_size, end - known)
 

@@ -1,8 +1,9 @@
 """Names for cached content, and the index by which it is found.
 
 A block's key is a digest in a chain: it commits to everything the block's keys and values depend
-on, which is all tokens up to its end and the region it belongs to. The region (salt, adapter, ...)
-enters where its first own block begins.
+on, which is all tokens up to its end, the pictures that some of these stand for, and the region it
+belongs to. The region (salt, adapter, ...) enters where its first own block begins; a picture
+enters at every block that its span overlaps, with the block's place in it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from engine.cache.ceilings import Ceiling
 
@@ -68,6 +69,17 @@ def extend_chain(
         parent = child_key(parent, data[offset : offset + stride])
         keys.append(parent)
     return keys
+
+
+def seen_from(parent: bytes, pictures: Iterable[tuple[int, bytes]]) -> bytes:
+    """What stands for ``parent`` before a block that these pictures overlap: (where the block
+    begins, counted from the first token of the picture's span, and the picture's digest). So blocks
+    of other pictures have nothing in common, not even their first tokens."""
+    for start, digest in pictures:
+        parent = sha256(
+            b"image" + parent + start.to_bytes(8, "little", signed=True) + digest
+        ).digest()
+    return parent
 
 
 class Content(msgspec.Struct, frozen=True, gc=False):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from engine.cache.ceilings import Ceiling
     from engine.cache.swap import Swapped
@@ -39,6 +39,7 @@ class BlockTable:
         "num_published",
         "num_written",
         "owner",
+        "pictures",
         "region",
         "root",
         "skip_reading",
@@ -52,11 +53,14 @@ class BlockTable:
         owner: str = "",
         num_public_tokens: int = 0,
         group: str = "",
+        pictures: Sequence[tuple[int, int, bytes]] = (),
     ) -> None:
+        """pictures: (first token, end, digest) of each, ascending."""
         self.region = region
         self.owner = owner
         self.num_public_tokens = num_public_tokens
         self.group = group
+        self.pictures = pictures
         self.root: bytes | None = None
         """The root key of its region; computed once, on demand."""
         self.ceilings: tuple[Ceiling, ...] = ()

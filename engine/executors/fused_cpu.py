@@ -57,8 +57,9 @@ class FusedCpu(Executor):
         return cls(model, decoder, layers)
 
     def runs_as_one(self, step: StepContext) -> bool:
-        """Whether one kernel can run a step: few tokens, in short chunks, without adapters."""
-        if step.adapted or len(step.groups) > 1:
+        """Whether one kernel can run a step: few tokens, in short chunks, without adapters
+        or pictures."""
+        if step.adapted or len(step.groups) > 1 or step.sight is not None:
             return False
         attend = step.groups[0].attend
         short = isinstance(attend, CpuStepAttention) and not attend.is_cut

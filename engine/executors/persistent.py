@@ -69,9 +69,9 @@ class PersistentLayers(Executor):
         return cls(model, decoder)
 
     def serves(self, step: StepContext) -> bool:
-        """Few tokens, of which all are wanted and none has an adapter. Steps with one token of each
-        sequence that keep auxiliary hidden states are left to the layers."""
-        if step.adapted or len(step.groups) > 1 or step.wanted:
+        """Few tokens, of which all are wanted and none has an adapter or a picture. Steps with one
+        token of each sequence that keep auxiliary hidden states are left to the layers."""
+        if step.adapted or len(step.groups) > 1 or step.wanted or step.sight is not None:
             return False
         batch = plain_batch(step.groups[0].attend)
         if batch is None:

@@ -15,6 +15,7 @@ from engine.layers.module import Module
 from engine.layers.norm import RMSNorm
 from engine.layers.parameter import Weight
 from engine.layers.recurrent import StateStep
+from engine.layers.vision import Sight
 from engine.parallel.group import ALONE, Group, Output
 from kernels import ops
 from kernels.rounded import Activations
@@ -64,6 +65,9 @@ class StepContext:
     """None: the hidden states of all tokens are needed."""
     states: StateStep | None = None
     """For layers that keep a state; None where the model has none."""
+    sight: Sight | None = None
+    """The pictures of its requests; None where none has any to do with the step. Only the plain
+    executor, and others that run the model's own layers, serve steps with some."""
 
     def kept(self, x: torch.Tensor) -> torch.Tensor:
         """The rows of ``x`` ([num_tokens, ...]) that belong to wanted tokens: [num_wanted, ...]."""
@@ -173,6 +177,8 @@ class SelfAttention(Module):
         itself (``FusedRotationAttention``): nothing else comes between projection and attention."""
         how = self.options
         plain = self.q_norm is None and how.softcap is None and how.kv_scales is None
+        # Such kernels look the rotation up at the positions in the cache.
+        plain &= step.sight is None or step.sight.rotary is None
         return plain and (step.wanted is None or step.wanted.prepare is None)
 
     @property

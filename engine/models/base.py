@@ -16,8 +16,10 @@ from engine.layers.module import Module
 from engine.layers.moe import RouterConfig
 from engine.layers.recurrent import Recurrence
 from engine.layers.rope import RopeConfig
+from engine.layers.vision import RotarySections
 from engine.parallel.group import ALONE, Group
 from engine.parallel.stage import WHOLE, Stage
+from engine.vision import Vision
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,10 @@ class ModelConfig:
     """Whether each head of queries and keys is normalized before the rotation."""
     query_growth: QueryGrowth | None = None
     logits_softcap: float | None = None
+    vision: Vision | None = None
+    """How it sees; None if it does not."""
+    rotary_sections: RotarySections | None = None
+    """Of a model that sees and rotates by rows and columns."""
     windows: tuple[int | None, ...] = ()
     """Sliding window of each layer; empty if no layer has one."""
     window_rope: RopeConfig | None = None
@@ -187,6 +193,8 @@ class ModelFacts(Protocol):
         ...
 
     @property
+    def vision(self) -> Vision | None: ...
+    @property
     def recurrent(self) -> RecurrentLayers | None: ...
     @property
     def narrowest_window(self) -> int | None: ...
@@ -239,7 +247,7 @@ class Model(Module, ABC):
 
 def place_in_text_model(name: str) -> str | None:
     """``Model.place_of`` of models that checkpoints with pictures wrap, under one of two names."""
-    other_parts = ("vision_tower.", "multi_modal_projector.")
+    other_parts = ("vision_tower.", "multi_modal_projector.", "visual.")
     if name.removeprefix("model.").startswith(other_parts):
         return None
     if name.startswith("model.language_model."):

@@ -178,6 +178,7 @@ class LlamaModel(Module):
             self.norm = layer_class.norm_class(
                 config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device
             )
+        self._sections = config.rotary_sections
         self._nothing = torch.empty(0, config.hidden_size, dtype=dtype, device=device)
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, device)
         self._tables = [self.cos_sin] * len(here)
@@ -195,18 +196,29 @@ class LlamaModel(Module):
         residual: torch.Tensor | None = None
         if stage.is_first:
             x = self.embed_tokens(token_ids)
+            if step.sight is not None:
+                x = step.sight.placed(x)
         else:
             shape = len(token_ids), self._nothing.shape[1]
             x, residual = self._nothing.new_empty(shape), self._nothing.new_empty(shape)
             stage.receive((x, residual))
         last = self._numbers[-1] if stage.is_last else None
+        tables, sight = self._tables, step.sight
+        if sight is not None and sight.rotary is not None:
+            assert self._sections is not None
+            # Tokens have rows of their own, so the layers look no position up.
+            rows = self._sections.rows(self.cos_sin, sight.rotary)
+            tables = [rows] * len(tables)
+            step = replace(step, positions=torch.arange(len(rows), device=rows.device))
         inner = replace(step, wanted=None)
-        parts = zip(self._numbers, layers or self.layers, self._tables, strict=True)
+        parts = zip(self._numbers, layers or self.layers, tables, strict=True)
         for index, layer, cos_sin in parts:
             if index in step.aux_hidden_states:
                 target, x = step.aux_hidden_states[index], whole(x)
                 target.copy_(x) if residual is None else torch.add(x, residual, out=target)
             x, residual = layer(x, residual, cos_sin, step if index == last else inner)
+            if sight is not None and index != last:
+                residual = sight.deepened(residual, index)
         if stage.is_last:
             return self.norm(x, residual)
         assert residual is not None, "a stage has a layer"

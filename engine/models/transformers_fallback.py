@@ -43,6 +43,7 @@ class FallbackConfig:
     eos_token_ids: frozenset[int]
     cache_layout: CacheLayout
     layer_windows: tuple[int | None, ...]
+    vision: ClassVar[None] = None
     recurrent: ClassVar[None] = None
     attention_softcap: float | None
     tie_word_embeddings: bool

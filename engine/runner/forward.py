@@ -17,6 +17,7 @@ from engine.attention.base import (
 )
 from engine.executors.base import Executors
 from engine.layers.attention import StepContext, Wanted
+from engine.layers.vision import Sight
 from engine.lora.slots import AdapterSlots
 from engine.models.llama import ForCausalLM
 from engine.parallel.stage import WHOLE, Stage
@@ -99,30 +100,41 @@ class ForwardPass:
             )
             self.prompt_graphs.capture()
 
-    def run(self, fields: ChunkFields, *, keeps_features: bool, saves: Saves = ()) -> Computed:
+    def run(
+        self,
+        fields: ChunkFields,
+        *,
+        keeps_features: bool,
+        saves: Saves = (),
+        sight: Sight | None = None,
+    ) -> Computed:
         """keeps_features: for a draft network; steps with longer chunks always do. saves: states to
-        keep, see ``StepPlan``."""
-        computed = self._run(fields, keeps_features=keeps_features, saves=saves)
+        keep, see ``StepPlan``. sight: its pictures."""
+        computed = self._run(fields, keeps_features=keeps_features, saves=saves, sight=sight)
         if self._cache.states is not None:
             self._cache.states.save_ends(fields, saves)
         return computed
 
-    def _run(self, fields: ChunkFields, *, keeps_features: bool, saves: Saves) -> Computed:
+    def _run(
+        self, fields: ChunkFields, *, keeps_features: bool, saves: Saves, sight: Sight | None
+    ) -> Computed:
         adapters = self.adapters
         adapted = adapters is not None and adapters.serves(fields.rows)
-        if self.graphs is not None and self.graphs.fits(fields, adapted=adapted):
+        graphs, prompts = self.graphs, self.prompt_graphs
+        if sight is not None:
+            graphs = prompts = None
+        if graphs is not None and graphs.fits(fields, adapted=adapted):
             options = {"adapted": adapted, "keeps_features": keeps_features}
-            return Computed(*self.graphs.run(fields, **options))
-        prompts = self.prompt_graphs
+            return Computed(*graphs.run(fields, **options))
         fits = prompts is not None and prompts.fits(fields, adapted=adapted)
         if prompts is not None and fits and not self.logprobs.wants_prompts(fields):
             return Computed(*prompts.run(fields, adapted=adapted))
         if adapters is None or not adapted:
-            return self.run_eagerly(fields, keeps_features=keeps_features, saves=saves)
+            return self.run_eagerly(fields, keeps_features=keeps_features, saves=saves, sight=sight)
         sampled = fields.sampled_only()
         with adapters.applied((fields.rows, fields.query_lens), (sampled.rows, sampled.query_lens)):
             return self.run_eagerly(
-                fields, keeps_features=keeps_features, adapted=True, saves=saves
+                fields, keeps_features=keeps_features, adapted=True, saves=saves, sight=sight
             )
 
     def run_eagerly(
@@ -132,6 +144,7 @@ class ForwardPass:
         keeps_features: bool,
         adapted: bool = False,
         saves: Saves = (),
+        sight: Sight | None = None,
     ) -> Computed:
         inputs = build_inputs(fields, self._table, self._cache.block_size)
         keeps_features |= bool((fields.query_lens > 1).any())
@@ -148,6 +161,7 @@ class ForwardPass:
             group_of=self._table.group_of,
             wanted=None if needs_all or index is None else self._wanted(fields, index),
             states=None if states is None else states.step(fields, saves),
+            sight=sight,
         )
         hidden = executor.hidden_states(inputs.token_ids, step)
         prompt_logprobs = None

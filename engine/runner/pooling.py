@@ -86,6 +86,7 @@ class EncoderRunner:
     layer_groups: Sequence[GroupKind] = kinds_of([None])
     num_lookahead_tokens = 0
     step_costs: StepCosts | None = None
+    vision = None
     eos_token_ids: frozenset[int] = frozenset()
 
     def __init__(

@@ -9,12 +9,13 @@ import msgspec
 from engine.scheduler.forecast import GrowthForecast
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from engine.cache.manager import CacheManager
     from engine.cache.table import PrefixHit
     from engine.config import EngineConfig
     from engine.request import Request
+    from engine.scheduler.pictures import Pictures
 
 
 class Fit(msgspec.Struct, frozen=True, gc=False):
@@ -23,7 +24,7 @@ class Fit(msgspec.Struct, frozen=True, gc=False):
     hit: PrefixHit
     num_tokens: int
     """Tokens of its first chunk; 0 if the step has too few left for a prompt that needs all at
-    once."""
+    once, or no room to encode its next picture."""
     num_slots: int
     """Slots to reserve at admission."""
     num_lacking: int
@@ -39,8 +40,9 @@ class Fit(msgspec.Struct, frozen=True, gc=False):
 class Capacity:
     """Compares what a waiting request needs with the free blocks and with the forecast."""
 
-    def __init__(self, config: EngineConfig, cache: CacheManager) -> None:
+    def __init__(self, config: EngineConfig, cache: CacheManager, pictures: Pictures) -> None:
         self._cache = cache
+        self._pictures = pictures
         self._chunk_limit = config.chunk_tokens
         self._reserve_full_isl = config.scheduler_reserve_full_isl
         self._num_watermark_blocks = int(config.watermark * cache.pool.num_blocks)
@@ -57,6 +59,25 @@ class Capacity:
         step."""
         self._running = running
         self._forecast_begun = False
+
+    def may_run_short(self, order: Sequence[Request], step_tokens: int, num_lookahead: int) -> bool:
+        """Whether the next chunks of these requests, with ``num_lookahead`` extra slots each, could
+        take more blocks than are free. Only then does their order matter, and only then are they
+        ranked. step_tokens: of a step, at most."""
+        num_free, block_size = self._cache.num_free_blocks, self._cache.block_size
+        num_tokens = step_tokens + len(order) * num_lookahead
+        if num_free >= (len(order) + num_tokens // block_size) * len(self._cache.windows):
+            return False
+        num_needed = 0
+        for request in order:
+            end = len(request.token_ids) + request.num_pending
+            end = min(end, request.num_computed_tokens + self._chunk_limit) + num_lookahead
+            num_logical_blocks = -(-end // block_size)
+            if num_logical_blocks > request.block_table.num_logical_blocks:
+                num_needed += self._cache.num_blocks_to_grow(
+                    request.block_table, num_logical_blocks
+                )
+        return num_needed > num_free
 
     def still_lacking(self, request: Request) -> int:
         """The blocks that ``request`` still lacks, if it was the last one refused and nothing was
@@ -117,6 +138,7 @@ class Capacity:
     ) -> Fit:
         num_tokens = min(request.num_tokens - hit.num_tokens, self._chunk_limit, budget)
         num_tokens = request.chunk_limit(hit.num_tokens, num_tokens)
+        num_tokens = self._pictures.limit(request, hit.num_tokens, num_tokens)
         # Reserve the whole prompt at once: otherwise several long prompts would be admitted for
         # their first chunks, and then preempt each other.
         num_slots = request.num_tokens if self._reserve_full_isl else hit.num_tokens + num_tokens

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.cache.manager import CacheManager
+    from engine.request import Request
     from engine.scheduler.step import Step
 
 # How much an earlier step counts against the one after it: a memory of some 200 steps.
@@ -65,6 +67,15 @@ class PreemptionCosts:
         mean_s, mean_tokens = self._t / self._count, self._n / self._count
         step_s = max(mean_s + s_per_token * (num_tokens - mean_tokens), s_per_token * num_tokens)
         return share * step_s / s_per_token
+
+    def is_worth_swapping(self, request: Request, cache: CacheManager) -> bool:
+        """Whether what a request has computed should be swapped out rather than dropped."""
+        num_tokens, table = request.num_settled_tokens, request.block_table
+        num_blocks = cache.num_blocks_to_swap(table, num_tokens)
+        if not 0 < num_blocks <= cache.swap.num_free:  # none: a window of one token
+            return False
+        # Blocks that other requests hold as well stay cached as long as those run.
+        return self.prefers_swap(min(num_tokens, cache.num_sole_tokens(table)), num_blocks)
 
     def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
         """Whether copying ``num_blocks`` out and back in is quicker than computing

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from engine.messages import TokenLogprobs
     from engine.pooling import PoolingModel
     from engine.spec.costs import StepCosts
+    from engine.vision import Vision
 
 
 class Admission(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -47,6 +48,33 @@ class Admission(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Name of the adapter for all its tokens; empty for none."""
     pooling: PoolingParams | None = None
     """Set if a vector or a score of the prompt is computed in place of new tokens."""
+    grids: Sequence[tuple[int, int, int]] = ()
+    """(first token, rows, columns) of the image tokens of each of its pictures, for models whose
+    rotary positions depend on them."""
+
+
+class Encoding(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A picture whose embeddings are computed before the forward pass, and kept."""
+
+    height: int
+    width: int
+    pixels: bytes
+    """As ``messages.Image`` has them."""
+    blocks: list[int]
+    """Where its embeddings go: ``vision.BLOCK_ROWS`` of them in each block."""
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The image tokens of a picture that are in a chunk."""
+
+    chunk: int
+    """Its index in the plan."""
+    runs: list[tuple[int, int]]
+    """(first, count) of those next to each other; counted from the chunk's first token."""
+    first: int
+    """How many image tokens of the picture are before them."""
+    blocks: list[int]
+    """Where the picture's embeddings are."""
 
 
 UNSEEN = -1
@@ -100,8 +128,11 @@ class StepPlan:
     """(source block, target block, number of leading slots) to copy before the forward pass."""
     state_loads: list[tuple[int, int]] = field(default_factory=list)
     """(snapshot, row): the row begins with this state, copied before the forward pass."""
+    encodings: list[Encoding] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     """At most one for a row."""
+    seen: list[Seen] = field(default_factory=list)
+    """Where chunks have image tokens."""
     state_saves: list[tuple[int, int, int]] = field(default_factory=list)
     """(row, number of tokens, snapshot): keep the state after so many tokens of the row, which its
     chunk computes or ends with. The snapshot may be one that this plan loads."""
@@ -199,6 +230,10 @@ class Runner(Protocol):
     @property
     def pooling(self) -> PoolingModel | None:
         """What it makes of a prompt in place of new tokens; None if it samples."""
+
+    @property
+    def vision(self) -> Vision | None:
+        """How the model sees; None if it does not."""
 
     @property
     def step_costs(self) -> StepCosts | None:

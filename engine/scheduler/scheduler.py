@@ -31,6 +31,7 @@ from engine.scheduler.capacity import Capacity
 from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.drafts import Lookahead, fitting_drafts, judge_drafts
 from engine.scheduler.idle import IdleShare
+from engine.scheduler.pictures import Pictures
 from engine.scheduler.plan import Admission, Chunk, StepPlan, StepResult
 from engine.scheduler.queue_limits import QueueLimits
 from engine.scheduler.step import Step
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from engine.scheduler.capacity import Fit
     from engine.scheduler.claim import Claim
     from engine.scheduler.policy import SchedulingPolicy
+    from engine.vision import Vision
 
 
 class Scheduler:
@@ -68,6 +70,7 @@ class Scheduler:
         *,
         swap_s_per_block: float = 0.0,
         lookahead: Lookahead | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self.cache = cache
         self.policy = policy
@@ -91,7 +94,8 @@ class Scheduler:
         self._released_rows: list[int] = []
         self.in_flight: deque[Step] = deque()
         """Steps that are planned and not updated yet, the oldest first."""
-        self._capacity = Capacity(config, cache)
+        self.pictures = Pictures(vision, config)
+        self._capacity = Capacity(config, cache, self.pictures)
         self._is_short = False
         """Whether the last step left a request waiting, or a prompt without tokens it could use."""
         self._draining: dict[int, Request] = {}
@@ -149,7 +153,7 @@ class Scheduler:
     def _preempt(self, step: Step, request: Request, cause: Request) -> None:
         """Move a running request back to the queue, with its known tokens. What it has computed is
         swapped out or dropped. cause: the request that needs its blocks or row."""
-        if self._is_worth_swapping(request):
+        if self._costs.is_worth_swapping(request, self.cache):
             pairs = self.cache.swap_out(request.block_table, request.num_settled_tokens)
             step.plan.swap_outs += pairs
             step.swapped.append(request)
@@ -163,15 +167,6 @@ class Scheduler:
         self.tenants.of(request.fair_key).preemptions_suffered += 1
         self.waiting.add(request)
         self.policy.leave(request)
-
-    def _is_worth_swapping(self, request: Request) -> bool:
-        num_tokens, table = request.num_settled_tokens, request.block_table
-        num_blocks = self.cache.num_blocks_to_swap(table, num_tokens)
-        if not 0 < num_blocks <= self.cache.swap.num_free:  # none: a window of one token
-            return False
-        # Blocks that other requests hold as well stay cached as long as those run.
-        num_sole_tokens = self.cache.num_sole_tokens(table)
-        return self._costs.prefers_swap(min(num_tokens, num_sole_tokens), num_blocks)
 
     def _forget_progress(self, request: Request) -> None:
         request.num_once_computed = max(request.num_once_computed, request.num_settled_tokens)
@@ -204,6 +199,8 @@ class Scheduler:
         order = list(self.running.values())
         counted = self._idle.begin_step(order, self.queue.num_reqs)
         budget = self._step_budget.num_tokens(counted, self.queue.num_tokens, self.queue.by_tenant)
+        self.waiting.begin_step()
+        self.pictures.begin_step()
         self._is_short |= self.waiting.free_claimants()
         if len(self.policy) and (self._is_short or not self._free_rows):
             budget = self._admit_claimants(step, order, budget)
@@ -238,6 +235,8 @@ class Scheduler:
                 hit = self.cache.lookup(request.block_table, request.token_ids)
                 if self.waiting.wait_for_prefix(request, hit):
                     break
+                if self.pictures.must_wait(request, hit.num_tokens):
+                    continue
                 fit = self._claim_room(step, claim, self._idle.limit(request, limit))
                 if fit is None:
                     continue
@@ -298,7 +297,8 @@ class Scheduler:
         """Schedule a chunk of each request in ``order``; returns the tokens left of the budget, and
         whether there were enough blocks for all."""
         num_preemptions, num_missing = self.stats.num_preemptions, 0
-        if self._may_run_short(order):
+        step_tokens = self._step_budget.max_num_tokens
+        if self._capacity.may_run_short(order, step_tokens, self._lookahead.num_tokens):
             order = self.policy.ranked(order)
         elif self._is_short and self.policy.is_contended:
             order = self.policy.by_service(order)
@@ -323,6 +323,10 @@ class Scheduler:
                 continue
             if num_tokens > 1:
                 limit = request.chunk_limit(request.num_computed_tokens, limit)
+            if request.images:
+                limit = self.pictures.limit(request, request.num_computed_tokens, limit)
+                if limit == 0:
+                    continue
             if num_tokens > limit:
                 num_tokens = limit
                 self._is_short = True
@@ -343,23 +347,6 @@ class Scheduler:
             budget -= num_tokens
         # If blocks ran short, newly admitted requests would take what running ones lack.
         return budget, num_missing == 0 and num_preemptions == self.stats.num_preemptions
-
-    def _may_run_short(self, order: list[Request]) -> bool:
-        """Whether the next chunks of these requests, with extra slots, could take more blocks than
-        are free. Only then does their order matter, and only then are they ranked."""
-        cache, num_lookahead = self.cache, self._lookahead.num_tokens
-        num_free, block_size = cache.num_free_blocks, cache.block_size
-        num_tokens = self._step_budget.max_num_tokens + len(order) * num_lookahead
-        if num_free >= (len(order) + num_tokens // block_size) * len(cache.windows):
-            return False
-        num_needed = 0
-        for request in order:
-            end = len(request.token_ids) + request.num_pending
-            end = min(end, request.num_computed_tokens + self._chunk_limit) + num_lookahead
-            num_logical_blocks = -(-end // block_size)
-            if num_logical_blocks > request.block_table.num_logical_blocks:
-                num_needed += cache.num_blocks_to_grow(request.block_table, num_logical_blocks)
-        return num_needed > num_free
 
     def _make_room(
         self, step: Step, num_blocks: int, request: Request, order: list[Request]
@@ -402,6 +389,10 @@ class Scheduler:
                 if self.waiting.has_too_many_prefix_waits:
                     return
                 continue
+            if self.pictures.must_wait(request, hit.num_tokens):
+                if not self.waiting.hold_for_picture(request):
+                    return
+                continue
             fit = self._capacity.fit(request, hit, self._idle.limit(request, budget))
             if not fit.fits:
                 return
@@ -439,6 +430,7 @@ class Scheduler:
                 params=request.params,
                 adapter=request.adapter,
                 pooling=request.pooling,
+                grids=self.pictures.grids(request),
             )
         )
 
@@ -473,6 +465,7 @@ class Scheduler:
             Chunk(request.row, request.request_id, start, num_tokens, samples, constrained, drafts)
         )
         step.requests.append(request)
+        self.pictures.see(step, request, start, end)
         step.take_snapshots(self.cache, request, start, end)
         self._idle.spend(request, num_tokens, len(drafts))
         request.num_computed_tokens = end
@@ -547,6 +540,7 @@ class Scheduler:
         for request in step.swapped:  # This was the last step that reads their blocks.
             request.num_in_flight -= 1
             self._release(self._draining.pop(request.arrival))
+        self.pictures.release(step)
         if step.plan.block_copies:
             self.cache.pool.release(source for source, _, _ in step.plan.block_copies)
             self._capacity.release()
@@ -588,6 +582,7 @@ class Scheduler:
         assert all(refs[i] == self.cache.pool.ref_count(i) for i in range(len(refs))), (
             "blocks are referenced by nobody, or not by their holder"
         )
+        self.pictures.check_integrity(self.in_flight)
         rows = [request.row for request in holders] + self._free_rows
         assert sorted(rows) == list(range(len(rows))), "a row is lost or held twice"
         for request in self.running.values():

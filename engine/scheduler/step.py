@@ -27,6 +27,8 @@ class Step:
     """Keys of the prompt blocks that the step completes."""
     snapshots: list[tuple[Request, int, int]] = field(default_factory=list)
     """(request, number of tokens, snapshot) of the recurrent states that the step keeps."""
+    picture_blocks: list[int] = field(default_factory=list)
+    """Blocks of the encoder's cache that the step reads or writes."""
     swapped: list[Request] = field(default_factory=list)
     """Requests whose blocks the step copies to host memory."""
     num_tokens: int = 0

@@ -23,6 +23,8 @@ QUEUED = (RequestState.WAITING, RequestState.PREEMPTED, RequestState.SWAPPED)
 # The most requests that are set aside until a step in flight has computed a block for them; looking
 # each of them up takes time in every step.
 _MAX_PREFIX_WAITS = 32
+# The most requests that are set aside until the next step, and return to the queue then.
+_MAX_PICTURE_WAITS = 32
 
 
 class WaitingQueue:
@@ -31,6 +33,7 @@ class WaitingQueue:
 
     * tokens that it may generate, which a grant brings,
     * an adapter slot, which a running request frees,
+    * room to encode its picture, which the next step has,
     * a block that a step in flight computes for another request.
 
     One that is parked is in no order until its reader reads again. Its state (``RequestState``)
@@ -46,6 +49,7 @@ class WaitingQueue:
         its row and blocks."""
         self.adapter_slots = AdapterSlotQueue(max_loras)
         self.prefix_waits = PrefixWaits()
+        self._picture_waits: dict[Request, None] = {}
 
     def add(self, request: Request) -> None:
         self._policy.enqueue(request)
@@ -59,6 +63,8 @@ class WaitingQueue:
             self.prefix_waits.discard(request)
         elif request in self.adapter_slots:
             self.adapter_slots.discard(request)
+        elif request in self._picture_waits:
+            del self._picture_waits[request]
         else:
             self._policy.dequeue(request)
 
@@ -107,6 +113,21 @@ class WaitingQueue:
     def num_paused(self) -> int:
         """Unfinished requests that cannot go on by themselves."""
         return len(self.parked) + len(self.ungranted)
+
+    def hold_for_picture(self, request: Request) -> bool:
+        """Set the head aside, whose picture this step has no room to encode; False if too many wait
+        for that."""
+        if len(self._picture_waits) >= _MAX_PICTURE_WAITS:
+            return False
+        self._policy.dequeue(request)
+        self._picture_waits[request] = None
+        return True
+
+    def begin_step(self) -> None:
+        """Take back those that waited for this step to encode their pictures."""
+        for request in self._picture_waits:
+            self._policy.enqueue(request)
+        self._picture_waits.clear()
 
     def hold_for_adapter_slot(self, request: Request) -> bool:
         """Set the head aside, which ``adapter_slots.must_wait``; False if too many wait there."""

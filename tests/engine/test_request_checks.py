@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from engine.errors import InvalidRequest
 from engine.messages import GenerateRequest, Image
 from engine.request_checks import RequestChecks
 from engine.sampling_params import SamplingParams
-from engine.vision import Vision
+from engine.vision import SHARED_MEMORY, Vision, with_pixels
 
 VOCAB_SIZE = 50
 IMAGE_TOKEN = 40
@@ -122,7 +123,9 @@ def test_a_model_that_does_not_see_refuses_images_by_name() -> None:
 
 
 def test_images_that_fit_their_spans() -> None:
-    checks = make_checks(vision=Vision(image_token_id=IMAGE_TOKEN, side=2, max_size=8))
+    checks = make_checks(
+        vision=Vision(image_token_id=IMAGE_TOKEN, side=2, max_size=80, num_blocks=1)
+    )
     checks.check(request(SEEN, max_tokens=4))
     checks.check(request(SEEN, max_tokens=4, images=[image()]))
     checks.check(request(SEEN, max_tokens=4, images=[image(pixels=b"", segment="a")]))
@@ -138,7 +141,8 @@ def test_images_that_fit_their_spans() -> None:
         ([image(num_tokens=6)], r"num_tokens must be in \[1, 5\] after offset 1 .* got 6"),
         ([image(height=5)], r"images\[0\].height must be a multiple of 2, got 5"),
         ([image(width=0)], r"images\[0\].width must be a multiple of 2, got 0"),
-        ([image(width=10)], r"images\[0\].width must be at most 8, got 10"),
+        ([image(width=82)], r"images\[0\].width must be at most 80, got 82"),
+        ([image(width=80)], r"4 x 80 pixels make 80 image tokens, .* has room for 64"),
         ([image(width=2)], r"5 tokens from 1 on has 4 image tokens, but 4 x 2 pixels make 2"),
         ([image(digest=b"")], r"images\[0\].digest must have 32 bytes, got 0"),
         ([image(pixels=b"p")], r"images\[0\].pixels must have 48 bytes for 4 x 4 .* got 1"),
@@ -147,6 +151,30 @@ def test_images_that_fit_their_spans() -> None:
     ],
 )
 def test_images_that_are_refused(images: list[Image], message: str) -> None:
-    checks = make_checks(vision=Vision(image_token_id=IMAGE_TOKEN, side=2, max_size=8))
+    checks = make_checks(
+        vision=Vision(image_token_id=IMAGE_TOKEN, side=2, max_size=80, num_blocks=1)
+    )
     with pytest.raises(InvalidRequest, match=message):
         checks.check(request(SEEN, images=images))
+
+
+def test_pixels_come_from_shared_memory() -> None:
+    with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY) as file:
+        file.write(b"p" * 48)
+        file.flush()
+        given = request(SEEN, images=[image(pixels=b"", segment=file.name), image(offset=7)])
+        assert with_pixels(given) == request(SEEN, images=[image(), image(offset=7)])
+
+
+@pytest.mark.parametrize(
+    ("segment", "message"),
+    [
+        ("/etc/passwd", r"images\[0\].segment must be in /dev/shm, got /etc/passwd"),
+        ("/dev/shm/../../etc/passwd", "segment must be in /dev/shm, got"),
+        ("/dev/shm/sluice-images-none", "segment cannot be read: .*No such file"),
+        ("/dev/shm", "segment must have 48 bytes, got"),
+    ],
+)
+def test_files_that_are_not_read(segment: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        with_pixels(request(SEEN, images=[image(pixels=b"", segment=segment)]))

@@ -35,6 +35,7 @@ from engine.runner.memory import (
     count_blocks,
     fit_max_model_len,
 )
+from engine.runner.pictures import PictureRows
 from engine.runner.pooling import EncoderRunner, PoolingRunner
 from engine.runner.ranks.processes import OnLost, RankProcesses
 from engine.runner.ranks.runner import RankedRunner
@@ -52,6 +53,7 @@ from engine.runner.startup.model import OnProgress, load_model, whole_model
 from engine.runner.startup.profile import measure_activation_bytes
 from engine.runner.startup.ranks import check_ranks, join
 from engine.runner.startup.target import Target, resolve
+from engine.runner.startup.vision import load_pictures, step_bytes, vision_of
 from engine.runner.states import create_states
 from engine.runner.swap import load_host_blocks
 from engine.sampling.sampler import Sampler
@@ -131,6 +133,8 @@ def _load(
         config, facts, max_model_len=asked_len, dtype=dtype, device=device, report=report
     )
     executors = executors_of(model)
+    vision = vision_of(target)
+    pictures = None if vision is None or vision.refusal else load_pictures(target, vision)
     adapters = _adapter_slots(target, model)
     if shape.is_fp8:
         report(LoadProgress("Scaling the KV cache", 0.9))
@@ -141,7 +145,7 @@ def _load(
             config, model, facts, max_model_len=asked_len, dtype=dtype, device=device
         )
     cache, max_model_len = _allocate_cache(
-        target, executors.eager, attention, adapters, network, report
+        target, executors.eager, attention, adapters, network, pictures, report
     )
     table = RowTable(config.num_seqs, max_model_len, config.block_size, device, cache.groups)
     sampler = Sampler(
@@ -176,8 +180,9 @@ def _load(
         )
     blocks = Blocks(cache, BlockCopies([cache.stack, *made.copied]), host_blocks)
     runner = runner_class(
-        facts, forward_pass, blocks, table, sampler, made.drafting, acceptance(config)
+        facts, forward_pass, blocks, table, sampler, made.drafting, acceptance(config), pictures
     )
+    runner.vision = vision
     runner.pooling = config.pooling
     report(LoadProgress("Warming up", 0.99))
     runner.warm_up()
@@ -193,6 +198,7 @@ def _allocate_cache(
     attention: AttentionBackend,
     adapters: AdapterSlots | None,
     network: DraftNetwork | None,
+    pictures: PictureRows | None,
     report: OnProgress,
 ) -> tuple[PagedCache, int]:
     """As many blocks as fit beside the weights and the largest step, and ``max_model_len``."""
@@ -204,7 +210,8 @@ def _allocate_cache(
         # CUDA graphs keep memory of their own, for a step that is no larger.
         num_peaks = 1 if config.enforce_eager else 2
         adapter_bytes = 0 if adapters is None else adapters.step_bytes(config.step_tokens)
-        return LATE_BYTES + adapter_bytes + num_peaks * peak
+        picture_bytes = 0 if pictures is None else step_bytes(pictures, config)
+        return LATE_BYTES + adapter_bytes + picture_bytes + num_peaks * peak
 
     states = None
     if facts.recurrent is not None:

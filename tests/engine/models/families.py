@@ -270,6 +270,18 @@ CASES = [
         {**HYBRID, **SHARED_MOE, "rope_parameters": SECTIONED},
         around={"vision_config": QWEN_VISION},
     ),
+    Case(
+        "qwen3-vl",
+        "Qwen3VLForConditionalGeneration",
+        {
+            "rope_parameters": {
+                **SECTIONED,
+                "partial_rotary_factor": 1.0,
+                "mrope_section": [4, 2, 2],
+            }
+        },
+        around={"vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]}},
+    ),
     Case("lfm2", "Lfm2ForCausalLM", {**CONVOLVED, "tie_word_embeddings": False}),
     Case("lfm2-adjusted", "Lfm2ForCausalLM", {**CONVOLVED, "block_multiple_of": 16}),
     Case("granite-hybrid", "GraniteMoeHybridForCausalLM", SELECTIVE),

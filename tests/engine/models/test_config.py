@@ -136,7 +136,7 @@ def test_every_familys_defaults_are_those_of_transformers(
     fields |= {"num_key_value_heads": 4, "num_attention_heads": 4}
     if "Deepseek" in architecture:
         fields |= {"num_experts_per_tok": 2}
-    if architecture.startswith(("Qwen3Next", "Qwen3_5")):
+    if architecture.startswith(("Qwen3Next", "Qwen3_5", "Qwen3VL")):
         fields |= {"num_hidden_layers": 4}  # the last of which attends
     if architecture == "GraniteMoeHybridForCausalLM":
         types = ["linear_attention", "full_attention"]

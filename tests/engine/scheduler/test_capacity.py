@@ -9,6 +9,7 @@ from engine.cache.table import GroupTable, PrefixHit
 from engine.request import Request
 from engine.scheduler.capacity import Capacity
 from engine.scheduler.forecast import GrowthForecast
+from engine.scheduler.pictures import Pictures
 from tests.engine.scheduler.harness import config
 from tests.engine.scheduler.making import make_request
 
@@ -16,7 +17,7 @@ from tests.engine.scheduler.making import make_request
 def make_capacity(num_blocks: int = 10, **options: Any) -> tuple[Capacity, CacheManager]:
     options = {"block_size": 4, "watermark": 0.0, "forecast_admission": False} | options
     cache = CacheManager(num_blocks, 4)
-    capacity = Capacity(config(**options), cache)
+    capacity = Capacity(config(**options), cache, Pictures(None, config()))
     capacity.begin_step([])
     return capacity, cache
 

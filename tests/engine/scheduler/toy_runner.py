@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from engine.cache.groups import GroupKind
     from engine.sampling_params import SamplingParams
+    from engine.vision import Vision
 
 UNWRITTEN = -1
 
@@ -146,6 +147,7 @@ class ToyRunner:
         self._window_step = window_step
         self.num_lookahead_tokens = 0
         self.pooling = None
+        self.vision: Vision | None = None
         self.step_costs: StepCosts | None = None
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block

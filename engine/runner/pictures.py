@@ -1,0 +1,126 @@
+"""The encoder's outputs on the device, and what they change in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from engine.layers.vision import Sight
+from engine.runner.inputs import ChunkFields
+from engine.runner.rows import Ints
+from engine.scheduler.plan import Encoding, Seen, StepPlan
+from engine.vision import BLOCK_ROWS, Vision
+from kernels.transfer import to_device
+
+Encoder = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+"""From pixels ([height, width, 3] uint8 each) to embeddings ([image tokens, width] each)."""
+Grids = Sequence[tuple[int, int, int]]
+"""``Admission.grids``"""
+
+
+class PictureRows:
+    """A row of memory for each embedding. The scheduler's ``Pictures`` says which are whose."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        vision: Vision,
+        width: int,
+        max_num_seqs: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """width: of what the encoder makes of an image token. max_num_seqs: rows of requests."""
+        self.vision = vision
+        self._encoder = encoder
+        self._rows = torch.empty(vision.num_blocks * BLOCK_ROWS, width, dtype=dtype, device=device)
+        self._grids: list[Grids] = [()] * max_num_seqs
+        self._turns = np.zeros(max_num_seqs, bool)
+        """Rows whose rotary positions differ from their places in the cache."""
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take note of admissions, and encode the pictures of a step."""
+        for admission in plan.admissions:
+            self._grids[admission.row] = admission.grids
+            self._turns[admission.row] = self.vision.rotates_by_grid and bool(admission.grids)
+        if plan.encodings:
+            device = self._rows.device
+            pixels = [to_device(_pixels(encoding), device) for encoding in plan.encodings]
+            encoded = self.encode(pixels)
+            for encoding, embeddings in zip(plan.encodings, encoded, strict=True):
+                places = _rows_of(encoding.blocks)[: len(embeddings)]
+                self._rows[to_device(places, device)] = embeddings.to(self._rows.dtype)
+
+    @torch.inference_mode()
+    def encode(self, pixels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self._encoder(pixels)
+
+    @property
+    def device(self) -> torch.device:
+        return self._rows.device
+
+    def sight(self, fields: ChunkFields, seen: Sequence[Seen]) -> Sight | None:
+        """None if no chunk has to do with pictures."""
+        turns = bool(self._turns[fields.rows].any())
+        if not seen and not turns:
+            return None
+        starts = fields.query_lens.cumsum() - fields.query_lens
+        index, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for one in seen:
+            tokens = np.concatenate([np.arange(first, first + n) for first, n in one.runs])
+            index.append(starts[one.chunk] + tokens)
+            places.append(_rows_of(one.blocks)[one.first : one.first + len(tokens)])
+        device = self._rows.device
+        sent = to_device(np.stack((np.concatenate(index), np.concatenate(places))), device)
+        rotary = to_device(self._rotary(fields), device) if turns else None
+        return Sight(sent[0], self._rows.index_select(0, sent[1]), rotary)
+
+    def _rotary(self, fields: ChunkFields) -> Ints:
+        """[3, num_tokens]"""
+        return np.concatenate(
+            [
+                rotary_positions(self._grids[row], start, start + count)
+                for row, start, count in zip(
+                    fields.rows.tolist(),
+                    fields.computed.tolist(),
+                    fields.query_lens.tolist(),
+                    strict=True,
+                )
+            ],
+            1,
+        )
+
+
+def rotary_positions(grids: Grids, start: int, end: int) -> Ints:
+    """[3, end - start]: frame, row and column of the tokens from ``start`` to ``end``. A picture
+    begins at the position behind the text before it, and text goes on behind its larger side."""
+    parts: list[Ints] = []
+    place = position = 0  # of the next token: in the cache, and for the rotation
+
+    def text(until: int) -> None:
+        run = np.arange(max(start, place), max(start, min(end, until))) - place + position
+        parts.append(np.broadcast_to(run, (3, len(run))))
+
+    for first, rows, columns in grids:
+        if first >= end:
+            break
+        text(first)
+        position, place = position + first - place, first
+        cells = np.arange(max(start, place), max(start, min(end, place + rows * columns))) - place
+        parts.append(position + np.stack((cells * 0, cells // columns, cells % columns)))
+        position, place = position + max(rows, columns), place + rows * columns
+    text(end)
+    return np.concatenate(parts, 1)
+
+
+def _pixels(encoding: Encoding) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    flat = np.frombuffer(bytearray(encoding.pixels), np.uint8)  # writable, as torch wants it
+    return flat.reshape(encoding.height, encoding.width, 3)
+
+
+def _rows_of(blocks: Sequence[int]) -> Ints:
+    """All rows of these blocks, in order."""
+    return (np.array(blocks, np.int64)[:, None] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).reshape(-1)

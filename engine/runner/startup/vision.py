@@ -1,0 +1,80 @@
+"""Loads the encoder of a model that sees, and lays out the memory of what it makes."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from engine.config import EngineConfig
+from engine.models.base import ModelConfig
+from engine.models.vision.create import create_encoder
+from engine.runner.pictures import PictureRows
+from engine.runner.startup.target import Target
+from engine.vision import BLOCK_ROWS, Vision
+from engine.weights.dummy import draw_weights
+from engine.weights.load import load_weights
+
+_GPU_CACHE_BYTES = 1 << 30
+_CPU_CACHE_BYTES = 256 << 20
+_PROCESSOR_FILES = "preprocessor_config.json", "processor_config.json"
+
+
+def vision_of(target: Target) -> Vision | None:
+    """How the model sees, with a reason where its pictures are refused; None if it does not."""
+    vision = target.facts.vision
+    if vision is None or vision.refusal:
+        return vision
+    why = ""
+    if target.stage.count > 1:
+        why = "not served with pipeline_parallel_size above 1: leave them out"
+    elif not any((target.config.model_dir / name).exists() for name in _PROCESSOR_FILES):
+        why = f"the model's folder has no {_PROCESSOR_FILES[0]}: leave them out, or add it"
+    if why:
+        return msgspec.structs.replace(vision, refusal=why)
+    size = BLOCK_ROWS * _row_bytes(target)
+    return msgspec.structs.replace(vision, num_blocks=max(1, _cache_bytes(target) // size))
+
+
+def load_pictures(target: Target, vision: Vision) -> PictureRows:
+    """vision: from ``vision_of``, without a reason. Raises ``ModelLoadError``."""
+    config, device = target.config, target.device
+    encoder = create_encoder(config.model_dir, dtype=target.dtype, device=device)
+    assert encoder is not None, f"{target.facts.architecture} sees, but has no encoder"
+    with torch.inference_mode():
+        if config.load_format == "dummy":
+            draw_weights(encoder, seed=config.seed)
+        else:
+            load_weights(encoder, config.model_dir, tied=False, place_of=encoder.place_of)
+        encoder.pack()
+    width = _row_bytes(target) // target.dtype.itemsize
+    return PictureRows(encoder, vision, width, config.num_seqs, dtype=target.dtype, device=device)
+
+
+def _row_bytes(target: Target) -> int:
+    """Of what the encoder makes of an image token."""
+    facts = target.facts
+    assert isinstance(facts, ModelConfig)
+    assert facts.vision is not None
+    return facts.hidden_size * (1 + facts.vision.num_deepstack) * target.dtype.itemsize
+
+
+def _cache_bytes(target: Target) -> int:
+    given = target.config.image_cache_bytes
+    if given is not None:
+        return given
+    return _GPU_CACHE_BYTES if target.device.type == "cuda" else _CPU_CACHE_BYTES
+
+
+def step_bytes(pictures: PictureRows, config: EngineConfig) -> int:
+    """GPU memory that encoding takes: of the largest square picture that is no more than a step
+    may encode."""
+    vision = pictures.vision
+    most = min(config.image_tokens, vision.num_blocks * BLOCK_ROWS)
+    side = int(most**0.5) * vision.side
+    if vision.max_size is not None:
+        side = min(side, vision.max_size // vision.side * vision.side)
+    device = pictures.device
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    pictures.encode([torch.zeros(side, side, 3, dtype=torch.uint8, device=device)])
+    return torch.cuda.max_memory_allocated(device) - before
