@@ -35,9 +35,9 @@ Client to server
         Answered by ``pong``; a ``data`` string is echoed. (The server also sends WebSocket pings.)
 
 Server to client
-    ``{"type": "ready", "models": ["demo"], "max_model_len": 2048, "max_turns": 16,
-    "max_message_bytes": 1048576}``
-        The key is good; turns may begin.
+    ``{"type": "ready", "models": ["demo"], "image_models": [], "max_model_len": 2048,
+    "max_turns": 16, "max_message_bytes": 1048576}``
+        The key is good; turns may begin. ``image_models`` are those that see images.
     ``{"type": "started", "id": "t1", "seq": 0, "request_id": "...", "model": "demo",
     "created": 1700000000, "prompt_tokens": 12, "stream_id": "stream_...", "ignored": []}``
         The turn is admitted. ``request_id`` names it in logs and in the ledger. Only resumable
@@ -123,6 +123,8 @@ DoneReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     models: list[str]
+    image_models: list[str]
+    """Those of ``models`` that see images."""
     max_model_len: int | None
     """None while the engine is starting or away."""
     max_turns: int

@@ -62,10 +62,12 @@ class ChatSession(SocketSession):
 
     async def _read(self) -> None:
         principal, models = await self._admitted("chat"), self._admission.models
+        names = models.names(principal, generating=True)
         await self._send(
             None,
             ws.Ready(
-                models=list(models.names(principal, generating=True)),
+                models=list(names),
+                image_models=[name for name in names if models.find(principal, name).base.vision],
                 max_model_len=models.default.max_model_len,
                 max_turns=self._config.ws_max_turns,
                 max_message_bytes=self._config.ws_max_message_bytes,

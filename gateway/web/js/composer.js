@@ -1,4 +1,5 @@
 /** The message field with its two gates: send and stop. */
+import { arePictures, Pictures } from "./pictures.js";
 
 const DRAFT = "sluice.draft";
 const MAX_FILE_BYTES = 200_000;
@@ -10,16 +11,19 @@ export class Composer {
   #stop = document.getElementById("stop");
   #trouble = document.getElementById("composer-trouble");
   #busy = false;
+  pictures = new Pictures(() => this.#fit(), (words) => this.#say(words));
 
-  /** @param {{onSend: (text: string) => void, onStop: () => void}} actions */
+  /** @param {{onSend: (text: string, pictures: string[]) => void, onStop: () => void}} actions */
   constructor({ onSend, onStop }) {
     this.#form.addEventListener("submit", (event) => {
       event.preventDefault();
       const text = this.#field.value.trim();
-      if (!text || this.#busy) return;
+      const { urls } = this.pictures;
+      if (!(text || urls.length) || this.#busy) return;
       this.#field.value = "";
+      this.pictures.put([]);
       this.#changed();
-      onSend(text);
+      onSend(text, urls);
     });
     this.#field.addEventListener("keydown", (event) => {
       // During composition Enter picks a candidate of the input method.
@@ -51,20 +55,24 @@ export class Composer {
     this.#field.focus();
   }
 
-  /** Put a text into the field, before what is there already. */
-  edit(text) {
+  /** Put a text into the field, before what is there already, and the pictures that went with it. */
+  edit(text, pictures = []) {
+    if (this.pictures.sees && pictures.length) this.pictures.put(pictures);
     this.#field.value = [text, this.#field.value].filter(Boolean).join("\n\n");
     this.#changed();
     this.focus();
   }
 
-  /** Texts of files are put where one writes; nothing else can be sent. */
+  /** Texts of files are put where one writes, pictures above it; nothing else can be sent. */
   async #pasted(event) {
     const files = [...event.clipboardData.files];
     if (!files.length) return;
     event.preventDefault();
+    const pictures = arePictures(files);
+    if (pictures.length && !this.pictures.sees) return this.#say("This model sees no pictures: write what is in it, or paste its text.");
+    await this.pictures.take(pictures);
     for (const file of files) {
-      if (file.type.startsWith("image/")) return this.#say("The models here see no pictures: write what is in it, or paste its text.");
+      if (pictures.includes(file)) continue;
       const text = file.size > MAX_FILE_BYTES ? null : await file.text();
       if (text === null || text.includes("\0")) {
         return this.#say(`${file.name} is no text of at most ${MAX_FILE_BYTES.toLocaleString("en")} bytes.`);
@@ -91,7 +99,7 @@ export class Composer {
   }
 
   #fit() {
-    this.#send.disabled = !this.#field.value.trim();
+    this.#send.disabled = !this.#field.value.trim() && !this.pictures.urls.length;
     this.#field.style.height = "auto";
     this.#field.style.height = `${this.#field.scrollHeight}px`;
   }

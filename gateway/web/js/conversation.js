@@ -2,7 +2,7 @@
  * A conversation: a tree of messages, of which one line is shown and goes on. Every edit of a question
  * and every further answer stands beside the earlier ones.
  *
- * A message is `{role: "user", content}`, with the `results` of tools if it is their answer, or `{role: "assistant", content, reasoning, toolCalls, usage,
+ * A message is `{role: "user", content}`, with its `pictures` as data: URLs, or the `results` of tools if it is their answer, or `{role: "assistant", content, reasoning, toolCalls, usage,
  * seconds, finishReason, fault}`, with its `key`, the key of its `parent` (null: it begins the
  * conversation) and, once the server keeps it, its `itemId` there. An assistant message with neither
  * finishReason nor fault is being written. Then it has `begun`, the time, and `place`, where its stream
@@ -93,9 +93,10 @@ export class Conversation {
   }
 
   /** Ask in the place of an earlier question, or at the end. Returns the answer, yet empty. */
-  ask(content, earlier = null) {
-    this.metadata.title ??= content.trim().split("\n")[0].slice(0, TITLE_CHARS);
-    const question = this.#add({ role: "user", content }, earlier ? earlier.parent : this.leaf);
+  ask(content, pictures = [], earlier = null) {
+    this.metadata.title ??= content.trim().split("\n")[0].slice(0, TITLE_CHARS) || "Picture";
+    const more = pictures.length ? { pictures } : {};
+    const question = this.#add({ role: "user", content, ...more }, earlier ? earlier.parent : this.leaf);
     return this.answer(question);
   }
 
@@ -105,12 +106,12 @@ export class Conversation {
     return this.answer(this.#add({ role: "user", content, results }, message.key));
   }
 
-  /** Go back to before the last question. Returns its text. */
+  /** Go back to before the last question. Returns that. */
   takeBack() {
     const question = this.messages.findLast(({ role }) => role === "user");
     this.leaf = question.parent;
     this.save();
-    return question.content;
+    return question;
   }
 
   /** Begin another answer to a question. One that has failed without a word is not kept beside it. */
@@ -129,13 +130,18 @@ export class Conversation {
 
   /** The messages as the server wants them: all before the answer being written. */
   history() {
-    return this.messages.slice(0, -1).flatMap(({ role, content, toolCalls, results }) => {
+    return this.messages.slice(0, -1).flatMap(({ role, content, pictures, toolCalls, results }) => {
       if (results) return results.map(({ id, content: text }) => ({ role: "tool", tool_call_id: id, content: text }));
-      if (role === "user") return [{ role, content }];
+      if (role === "user") return [{ role, content: pictures ? parts(content, pictures) : content }];
       if (toolCalls.length) return [{ role, content: content || null, tool_calls: toolCalls }];
       return content ? [{ role, content }] : [];
     });
   }
+}
+
+function parts(content, pictures) {
+  const shown = pictures.map((url) => ({ type: "image_url", image_url: { url } }));
+  return content ? [...shown, { type: "text", text: content }] : shown;
 }
 
 /** Whether a message is an answer that has failed before its first word. */

@@ -7,14 +7,17 @@ const FORMAT = "sluice.conversation/1";
 /** A conversation as JSON that `imported` takes. */
 export function asJson({ metadata, nodes, leaf }) {
   const messages = nodes.map((node) => ({
-    id: node.key, parent_id: node.parent, role: node.role, content: node.content, ...details(node),
+    id: node.key, parent_id: node.parent, role: node.role, content: node.content, pictures: node.pictures, ...details(node),
   }));
   return JSON.stringify({ format: FORMAT, title: metadata.title ?? "", current: leaf, messages }, null, 2);
 }
 
 /** The line that is shown, as Markdown. */
 export function asMarkdown({ metadata, messages }) {
-  const parts = messages.map(({ role, content }) => `## ${role === "user" ? "Question" : "Answer"}\n\n${content.trim()}`);
+  const parts = messages.map(({ role, content, pictures = [] }) => {
+    const shown = pictures.map((url) => `![](${url})\n\n`).join("");
+    return `## ${role === "user" ? "Question" : "Answer"}\n\n${shown}${content.trim()}`;
+  });
   return [`# ${metadata.title ?? "Conversation"}`, ...parts].join("\n\n") + "\n";
 }
 

@@ -92,15 +92,17 @@ async function request(method, path, body) {
 }
 
 function toItem(node, parentId) {
-  const { role, content } = node;
+  const { role, content, pictures = [] } = node;
   const type = role === "user" ? "input_text" : "output_text";
-  return { type: "message", role, content: [{ type, text: content }], parent_id: parentId, client_data: details(node) };
+  const parts = pictures.map((url) => ({ type: "input_image", image_url: url }));
+  return { type: "message", role, content: [...parts, { type, text: content }], parent_id: parentId, client_data: details(node) };
 }
 
 function fromItem({ id, role, content, parent_id: parentId, client_data: data }, previous) {
-  const text = content.map((part) => part.text ?? part.refusal ?? "").join("\n\n");
+  const pictures = content.flatMap((part) => part.image_url ?? []);
+  const text = content.filter((part) => part.type !== "input_image").map((part) => part.text ?? part.refusal ?? "").join("\n\n");
   const parent = parentId === undefined ? (previous?.key ?? null) : parentId || null;
-  return message({ ...data, role, content: text, key: id, parent, itemId: id });
+  return message({ ...data, role, content: text, pictures, key: id, parent, itemId: id });
 }
 
 export const details = ({ reasoning, toolCalls, usage, seconds, firstSeconds, finishReason, fault, model, results }) =>
@@ -112,7 +114,9 @@ export function message({ key, parent, itemId, role, content, ...rest }) {
   if (itemId) base.itemId = itemId;
   if (role !== "assistant") {
     const results = Array.isArray(rest.results) ? rest.results.filter(({ id, content } = {}) => [id, content].every((text) => typeof text === "string")) : [];
-    return { ...base, role: "user", ...(results.length && { results: results.map(({ id, content }) => ({ id, content })) }) };
+    // An address elsewhere would tell its owner who reads this.
+    const pictures = Array.isArray(rest.pictures) ? rest.pictures.filter((url) => typeof url === "string" && url.startsWith("data:image/")) : [];
+    return { ...base, role: "user", ...(pictures.length && { pictures }), ...(results.length && { results: results.map(({ id, content }) => ({ id, content })) }) };
   }
   const { reasoning, toolCalls, usage, seconds, firstSeconds, finishReason, fault, model } = rest;
   const calls = Array.isArray(toolCalls) ? toolCalls.filter((call) => typeof call?.function?.name === "string") : [];

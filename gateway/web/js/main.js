@@ -38,13 +38,14 @@ const gauge = new Gauge();
 const linkState = new LinkState();
 const settings = new Settings();
 const modelChoice = new ModelChoice(byId("model"), byId("models"));
+modelChoice.onChange = () => composer.pictures.show(modelChoice.sees);
 const transcript = new Transcript(byId("transcript"), {
   onAgain: (message, model) => again(message, "", model),
   onResults: (message, results) => turn || goOn(conversation.give(results, message)),
   otherModels: (model) => modelChoice.all.filter((name) => name !== model),
   onContinue: (message) => again(message, message.content),
   onTakeBack: takeBack,
-  onEdit: (message, text) => turn || ask(text, message),
+  onEdit: (message, text) => turn || ask(text, message.pictures, message),
   onChoose: choose,
   onNewChat: newChat,
   siblings: (message) => conversation.siblings(message),
@@ -55,7 +56,8 @@ let turn = null; // the one being answered
 socket.onState = (state, detail) => {
   linkState.show(state, detail);
   if (state === "open") {
-    modelChoice.show(detail.models);
+    modelChoice.show(detail.models, detail.image_models);
+    socket.mostBytes = detail.max_message_bytes;
     gauge.setCapacity(detail.max_model_len);
     turn?.begin();
   } else {
@@ -70,8 +72,8 @@ socket.onMessage = (message) => {
   else turn?.receive(message);
 };
 
-function ask(text, earlier = null) {
-  goOn(conversation.ask(text, earlier));
+function ask(text, pictures = [], earlier = null) {
+  goOn(conversation.ask(text, pictures, earlier));
 }
 
 function goOn(message) {
@@ -91,7 +93,8 @@ function again({ parent }, begun = "", model = undefined) {
 /** Take the last question back into the field, to ask it in other words. */
 function takeBack() {
   if (turn) return;
-  composer.edit(conversation.takeBack());
+  const { content, pictures } = conversation.takeBack();
+  composer.edit(content, pictures);
   showLine();
 }
 

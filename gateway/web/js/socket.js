@@ -22,6 +22,7 @@ export class ChatSocket {
   #heartbeat = null;
   #refusal = null;
   state = "idle";
+  mostBytes = Infinity; // of a message
 
   /** Called with (state, detail): the `ready` message, the pause in ms, or the refusal's words. */
   onState = () => {};
@@ -48,6 +49,11 @@ export class ChatSocket {
     if (this.state !== "open") return false;
     this.#socket.send(JSON.stringify(message));
     return true;
+  }
+
+  /** Whether the server would not take this message. */
+  isTooLong(message) {
+    return new Blob([JSON.stringify(message)]).size > this.mostBytes;
   }
 
   #become(state, detail) {

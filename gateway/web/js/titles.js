@@ -40,7 +40,7 @@ export class Titles {
   }
 
   async #asked(question, answer, model) {
-    const said = [question, answer].map(({ role, content }) => ({ role, content: content.slice(0, CHARS) }));
+    const said = [question, answer].map(({ role, content }) => ({ role, content: content.slice(0, CHARS) || "(a picture)" }));
     const response = await fetch("/v1/chat/completions", {
       method: "POST",
       headers: { "content-type": "application/json", "x-sluice-csrf": "1" },

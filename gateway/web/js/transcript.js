@@ -3,6 +3,7 @@ import { copyButton } from "./copy_button.js";
 import { button, element } from "./elements.js";
 import { heatMap } from "./heat_map.js";
 import { MarkdownView } from "./markdown.js";
+import { shown } from "./pictures.js";
 import { Reasoning } from "./reasoning.js";
 import { resultsForm, toolCard } from "./tool_card.js";
 
@@ -58,7 +59,9 @@ export class Transcript {
     const tools = document.createElement("div");
     tools.className = "question-tools";
     tools.append(...choices(message, this.#actions), copy, ...(message.results ? [] : [edit]));
-    item.replaceChildren(speaker("user"), ...question(message.content), tools);
+    const pictures = message.pictures ? [shown(message.pictures)] : [];
+    const text = message.content || !message.pictures ? question(message.content) : [];
+    item.replaceChildren(speaker("user"), ...pictures, ...text, tools);
   }
 
   /** Write the question anew, in its place: the earlier one stays beside it. */
@@ -80,13 +83,13 @@ export class Transcript {
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       const text = field.value.trim();
-      if (text) this.#actions.onEdit(message, text);
+      if (text || message.pictures) this.#actions.onEdit(message, text);
     });
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") back();
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
     });
-    item.replaceChildren(speaker("user"), form);
+    item.replaceChildren(speaker("user"), ...(message.pictures ? [shown(message.pictures)] : []), form);
     field.focus();
   }
 }

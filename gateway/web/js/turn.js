@@ -2,6 +2,7 @@
 
 const REACH_WITHIN_MS = 10_000;
 const RESUME_WITHIN_MS = 30_000; // the server's own patience, unless it is set otherwise
+const TOO_LONG = "This conversation has become longer than the server takes at once, pictures included.";
 const DROPPED = "The connection dropped before the answer was finished.";
 
 export class Turn {
@@ -44,6 +45,7 @@ export class Turn {
       return;
     }
     const request = { type: "chat", id: this.id, resumable: true, ...this.#question };
+    if (this.#socket.isTooLong(request)) return this.fail(TOO_LONG, { retryable: false, code: "context_length_exceeded" });
     if (this.#socket.send(request)) {
       this.#sent = true;
       this.message.begun = Date.now();

@@ -43,6 +43,7 @@ async def test_a_turn(gateway: Gateway, double: EngineDouble) -> None:
             "models": [MODEL],
             "max_model_len": double.max_model_len,
             "max_turns": 16,
+            "image_models": [],
             "max_message_bytes": 1024 * 1024,
         }
         await client.chat("t1", "hello")

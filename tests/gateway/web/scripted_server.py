@@ -254,6 +254,7 @@ class ScriptedServer:
             {
                 "type": "ready",
                 "models": self.models,
+                "image_models": [],
                 "max_model_len": MAX_MODEL_LEN,
                 "max_turns": 16,
                 "max_message_bytes": 1 << 20,

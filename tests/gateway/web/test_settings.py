@@ -254,8 +254,9 @@ PASTE = """([name, type, text]) => {
 
 def test_files_are_pasted_as_text_and_pictures_refused(page: Page) -> None:
     trouble = page.locator("#composer-trouble")
+    expect(page.get_by_role("button", name="Add pictures")).to_be_hidden()
     assert page.evaluate(PASTE, ["a.png", "image/png", "x"])
-    expect(trouble).to_contain_text("see no pictures: write what is in it")
+    expect(trouble).to_contain_text("sees no pictures: write what is in it")
     page.fill("#prompt", "Read this. ")
     expect(trouble).to_be_hidden()
     assert page.evaluate(PASTE, ["notes.md", "text/markdown", "# Notes\n"])
