@@ -23,8 +23,7 @@ from gateway.services import Services
 from tests.attack.neighbour import Neighbour
 from tests.attack.serving import MODEL as SERVED
 from tests.attack.serving import Deployment, assert_memory_is_back
-from tests.engine import seeing
-from tests.gateway.images.drawing import data_url, image_part, picture, question
+from tests.gateway.images.drawing import data_url, image_part, picture, question, write_model
 from tests.gateway.processes.test_listening import certificate, trusting
 from tests.gateway.serving import MODEL, Gateway, served_double, until
 from tests.gateway.test_outbound import Handler, names, server
@@ -84,7 +83,7 @@ HARMLESS = {  # the picture is shown, and the rest is not read
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seeing.write_processor(seeing.QWEN3_VL, tmp_path_factory.mktemp("seeing"))
+    return write_model(tmp_path_factory.mktemp("seeing"))
 
 
 @asynccontextmanager

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
+
+from tests.engine import seeing
+from tests.gateway import tiny_model
 
 
 def picture(width: int = 64, height: int = 48, format: str = "PNG", **options: Any) -> bytes:
@@ -29,3 +34,18 @@ def question(*parts: dict[str, Any] | str) -> list[dict[str, Any]]:
     """Messages with one question."""
     whole = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     return [{"role": "user", "content": whole}]
+
+
+TEMPLATE = tiny_model.TEMPLATE.replace(
+    "{{ message.content or '' }}",
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{%- for part in message.content or [] -%}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}"
+    "{%- endfor %}{% endif %}",
+)
+
+
+def write_model(folder: Path) -> Path:
+    """A model that sees, without weights, which is shown tools as the usual one is."""
+    return seeing.write_processor(replace(seeing.QWEN3_VL, template=TEMPLATE), folder)

@@ -12,9 +12,8 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from tests.conftest import PATIENCE_MS
-from tests.engine import seeing
 from tests.gateway.engine_double import Play
-from tests.gateway.images.drawing import picture
+from tests.gateway.images.drawing import picture, write_model
 from tests.gateway.serving import make_config
 from tests.gateway.web.conversation import ask, ended
 from tests.gateway.web.site import Site, serve
@@ -38,7 +37,7 @@ GIVE = """([how, data]) => {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = seeing.write_processor(seeing.QWEN3_VL, tmp_path_factory.mktemp("seeing"))
+    folder = write_model(tmp_path_factory.mktemp("seeing"))
     with serve(make_config(folder), folder, tmp_path_factory.mktemp("none")) as site:
         site.double.script = lambda prompt: Play(text="A gradient.")
         yield site
