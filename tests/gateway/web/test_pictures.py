@@ -50,7 +50,10 @@ def context(chromium: Browser) -> Iterator[BrowserContext]:
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     context.set_default_timeout(PATIENCE_MS)
     context.on("weberror", lambda error: faults.append(str(error.error)))
-    context.on("console", lambda one: one.type in ("error", "warning") and faults.append(one.text))
+    context.on(
+        "console",
+        lambda one: faults.append(one.text) if one.type in ("error", "warning") else None,
+    )
     yield context
     context.close()
     assert not faults
