@@ -7,7 +7,6 @@ an opaque ``fair_key`` and two numbers, ``weight`` and ``priority``.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -115,17 +114,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     """Set for all requests of a model that pools, and for no others."""
     images: list[Image] = []
     """The pictures of the prompt, by ascending offsets; their spans are disjoint."""
-
-
-def with_pixels(request: GenerateRequest) -> GenerateRequest:
-    """The request with the pixels of its pictures in place of their files. Raises ``OSError``."""
-    images = [
-        image
-        if not image.segment
-        else msgspec.structs.replace(image, segment="", pixels=Path(image.segment).read_bytes())
-        for image in request.images
-    ]
-    return msgspec.structs.replace(request, images=images)
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):

@@ -25,9 +25,9 @@ from engine.messages import (
     GenerateRequest,
     Ready,
     encode,
-    with_pixels,
 )
 from engine.sockets import secure
+from engine.vision import with_pixels
 
 
 class AttachedEngine(EngineSocket):

@@ -31,8 +31,9 @@ Prefix = tuple[int, int]
 
 
 def prefixes(request: GenerateRequest) -> list[Prefix]:
-    """The prefixes of a request, the shortest first. Their keys depend on the tenant's salt and on
-    the adapter, as the engine's blocks do; those of a public prefix depend on neither."""
+    """The prefixes of a request, the shortest first. Their keys depend on the pictures that begin
+    in them, on the tenant's salt and on the adapter, as the engine's blocks do; those of a public
+    prefix depend on neither salt nor adapter."""
     tokens, is_public = request.prompt_token_ids, True
     found: list[Prefix] = []
     key = start = 0
@@ -43,7 +44,10 @@ def prefixes(request: GenerateRequest) -> list[Prefix]:
             is_public = False
             adapter = "" if request.adapter is None else request.adapter.name
             key = hash((key, request.cache_salt, adapter))
-        key = hash((key, *tokens[start : end : 1 if start < DENSE_TOKENS else 8]))
+        part: list[object] = [*tokens[start : end : 1 if start < DENSE_TOKENS else 8]]
+        if request.images:
+            part += [one.digest for one in request.images if start <= one.offset < end]
+        key = hash((key, *part))
         found.append((key, end))
         start = end
     return found

@@ -8,7 +8,7 @@ So the tokens of a picture are known before anything is decoded.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,14 +20,13 @@ from engine.images.processor import Detail, Fit, ImageProcessor
 from engine.messages import Image
 from gateway.concurrency.lanes import Lanes
 from gateway.config import Config
+from gateway.errors import Unavailable
 from gateway.images.jobs import Look, Pixels, Prepare, Refused, Setup, Size
 from gateway.images.memory import Held, Room, SharedFolder
 from gateway.images.sources import Given, Sources, refusal
 from gateway.images.workers import Workers
 from gateway.schemas.chat import Picture
 from tenants.files import Files
-
-logger = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 4
 """Requests of one tenant whose pictures are in memory before they are decoded."""
@@ -72,10 +71,8 @@ class Images:
         """Start a process, and remove what dead gateways have left. To be called if a model
         sees."""
         await asyncio.to_thread(self.folder.remove_leftovers)
-        try:
+        with contextlib.suppress(Unavailable):  # The log says why.
             await self.workers.start()
-        except Exception as error:
-            logger.error("images cannot be decoded: %s", error)
 
     async def close(self) -> None:
         """Idempotent."""

@@ -70,6 +70,7 @@ job_decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
 answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
-def framed(message: Setup | Job | Answer) -> bytes:
+def framed(message: Setup | Job | Answer) -> tuple[bytes, bytes]:
+    """A message with its length, apart: it may have megabytes."""
     data = _encoder.encode(message)
-    return LENGTH.pack(len(data)) + data
+    return LENGTH.pack(len(data)), data

@@ -58,7 +58,8 @@ def main() -> None:
         answer = _answer(job, setup)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         del job
-        _write(answers, framed(answer))
+        for part in framed(answer):
+            _write(answers, part)
 
 
 def _answer(job: Job, setup: Setup) -> Answer:

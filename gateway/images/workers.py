@@ -14,7 +14,7 @@ from uuid import UUID
 
 from engine.launch import import_path
 from gateway.concurrency.lanes import Lanes
-from gateway.errors import RateLimited, Unavailable
+from gateway.errors import Draining, RateLimited, Unavailable
 from gateway.images.jobs import LENGTH, Answer, Job, Refused, Setup, answer_decoder, framed
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Workers:
         wall_s = self._setup.timeout_s * _WALL_PER_CPU
         try:
             async with asyncio.timeout(wall_s):
-                answer = await _ask(process, framed(job))
+                answer = await _ask(process, job)
         except TimeoutError:
             await self._end(process)
             return _TOO_LONG
@@ -94,8 +94,7 @@ class Workers:
 
     async def _started(self) -> Process:
         """A new process. Raises ``Unavailable``."""
-        if self._closed:
-            raise Unavailable("The server is shutting down.", retry_after_s=1)
+        self._check_open()
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "gateway.images.worker"),
@@ -108,9 +107,15 @@ class Workers:
             logger.error("no process to decode images starts: %s", error)
             raise Unavailable("No image can be decoded at the moment.", retry_after_s=5) from None
         self._all.add(process)
-        assert process.stdin is not None
-        process.stdin.write(framed(self._setup))
+        if self._closed:
+            await self._end(process)
+        self._check_open()
+        _send(process, self._setup)
         return process
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Draining("The server is shutting down.", retry_after_s=1)
 
     async def close(self) -> None:
         """End all; jobs under way fail. Idempotent."""
@@ -128,10 +133,15 @@ class Workers:
         return await process.wait()
 
 
-async def _ask(process: Process, message: bytes) -> Answer:
+def _send(process: Process, message: Setup | Job) -> asyncio.StreamWriter:
     assert process.stdin is not None
+    for part in framed(message):
+        process.stdin.write(part)
+    return process.stdin
+
+
+async def _ask(process: Process, job: Job) -> Answer:
     assert process.stdout is not None
-    process.stdin.write(message)
-    await process.stdin.drain()
+    await _send(process, job).drain()
     head = await process.stdout.readexactly(LENGTH.size)
     return answer_decoder.decode(await process.stdout.readexactly(LENGTH.unpack(head)[0]))

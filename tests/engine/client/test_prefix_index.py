@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.client.prefix_index import BOUNDARIES, PrefixIndex, prefixes
-from engine.messages import GenerateRequest
+from engine.messages import GenerateRequest, Image
 from engine.sampling_params import SamplingParams
 
 PROMPTS = [
@@ -77,3 +77,14 @@ def test_prompts_that_differ_early_have_nothing_in_common() -> None:
     ]
     assert [len(each) for each in found] == [1, 1]
     assert found[0][0] != found[1][0]
+
+
+def test_prompts_whose_pictures_differ_have_nothing_in_common_behind_them() -> None:
+    found = []
+    for digest in (b"a" * 32, b"b" * 32):
+        image = Image(offset=80, num_tokens=9, height=1, width=1, digest=digest)
+        request = GenerateRequest(
+            request_id="r", prompt_token_ids=[1] * 200, params=SamplingParams(), images=[image]
+        )
+        found.append(prefixes(request))
+    assert [one == other for one, other in zip(*found, strict=True)] == [True, False]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from engine.client.attached import AttachedEngine
-from engine.messages import GenerateRequest, Image, with_pixels
+from engine.messages import GenerateRequest, Image
 from engine.sampling_params import SamplingParams
 from gateway.errors import Overloaded, RateLimited
 from gateway.images.memory import PREFIX, Held, Room, SharedFolder
@@ -77,14 +76,11 @@ def request_with(segment: str) -> GenerateRequest:
     )
 
 
-def test_an_engine_of_another_host_gets_the_pixels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "pixels"
-    file.write_bytes(b"abcdef")
-    request = request_with(str(file))
-    (image,) = with_pixels(request).images
-    assert (image.pixels, image.segment) == (b"abcdef", "")
+def test_an_engine_of_another_host_gets_the_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = SharedFolder()
+    file = folder.new_file()
+    assert _saved(Path(file), b"abcdef")
+    request = request_with(file)
     sent: list[GenerateRequest] = []
     monkeypatch.setattr(
         "engine.client.transport.EngineSocket.send", lambda _, one: sent.append(one)
@@ -93,5 +89,8 @@ def test_an_engine_of_another_host_gets_the_pixels(
         transport = AttachedEngine.__new__(AttachedEngine)
         transport._shares_memory = shares_memory
         transport.send(request)
-    assert [one.images[0].segment for one in sent] == [str(file), ""]
-    assert os.path.exists(file)
+    folder.close()
+    assert [(image.segment, image.pixels) for one in sent for image in one.images] == [
+        (file, b""),
+        ("", b"abcdef"),
+    ]
