@@ -39,6 +39,7 @@ NATIVE = {
     "Mistral3ForConditionalGeneration": Family("mistral3", "Ministral 3, Mistral Small 3"),
     "Qwen2ForCausalLM": Family("qwen2", "Qwen 2, 2.5"),
     "Qwen3ForCausalLM": Family("qwen3", "Qwen 3"),
+    "Qwen2_5_VLForConditionalGeneration": Family("qwen2_5_vl", "Qwen2.5-VL"),
     "Qwen3VLForConditionalGeneration": Family("qwen3_vl", "Qwen3-VL"),
     "GraniteForCausalLM": Family("granite", "Granite 3"),
     "GraniteMoeHybridForCausalLM": Family("granite_hybrid", "Granite 4 hybrid (dense)"),

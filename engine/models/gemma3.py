@@ -9,6 +9,7 @@ from engine.layers.rope import RopeConfig
 from engine.models import gemma2
 from engine.models.base import ModelConfig, place_in_text_model
 from engine.models.config import Count, Positive
+from engine.vision import Vision
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 
@@ -26,6 +27,7 @@ class ConfigFile(gemma2.ConfigFile, kw_only=True):
     attn_logit_softcapping: Positive | None = None
     final_logit_softcapping: Positive | None = None
     sliding_window_pattern: Count = 6
+    image_token_index: int = 262_144
 
     def rope(self) -> RopeConfig:
         nested = (self.rope_parameters or {}).get(_FULL) or {}
@@ -36,7 +38,16 @@ class ConfigFile(gemma2.ConfigFile, kw_only=True):
         window_rope = self.read_rope(dict(nested), default_theta=self.rope_local_base_freq)
         # transformers keeps this field but never applies it.
         config = replace(super().adapt(config), attention_softcap=None, qk_norm=True)
-        return replace(config, window_rope=window_rope)
+        return replace(config, window_rope=window_rope, vision=self.vision())
+
+    def vision(self) -> Vision | None:
+        if not self.architectures[0].endswith("ForConditionalGeneration"):
+            return None
+        why = (
+            "not served for Gemma 3, whose image tokens see each other in both directions, which no"
+            " attention kernel here does: leave them out"
+        )
+        return Vision(image_token_id=self.image_token_index, side=1, refusal=why)
 
 
 class ForCausalLM(gemma2.ForCausalLM):

@@ -116,6 +116,7 @@ SECTIONED = {
     "partial_rotary_factor": 0.5,
     "mrope_section": [2, 1, 1],
 }
+WHOLE = {"rope_type": "default", "rope_theta": 300.0, "mrope_section": [4, 2, 2]}
 QWEN_VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -269,6 +270,12 @@ CASES = [
         "Qwen3_5MoeForConditionalGeneration",
         {**HYBRID, **SHARED_MOE, "rope_parameters": SECTIONED},
         around={"vision_config": QWEN_VISION},
+    ),
+    Case(
+        "qwen2.5-vl",
+        "Qwen2_5_VLForConditionalGeneration",
+        {"rope_parameters": WHOLE},
+        around={"vision_config": {**QWEN_VISION, "fullatt_block_indexes": [0]}},
     ),
     Case(
         "qwen3-vl",

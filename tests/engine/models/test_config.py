@@ -136,8 +136,10 @@ def test_every_familys_defaults_are_those_of_transformers(
     fields |= {"num_key_value_heads": 4, "num_attention_heads": 4}
     if "Deepseek" in architecture:
         fields |= {"num_experts_per_tok": 2}
-    if architecture.startswith(("Qwen3Next", "Qwen3_5", "Qwen3VL")):
+    if architecture.startswith(("Qwen3Next", "Qwen3_5", "Qwen3VL", "Qwen2_5_VL")):
         fields |= {"num_hidden_layers": 4}  # the last of which attends
+    if architecture.startswith("Qwen2_5_VL"):
+        fields |= {"hidden_size": 512}  # whose heads have the default sections
     if architecture == "GraniteMoeHybridForCausalLM":
         types = ["linear_attention", "full_attention"]
         fields |= {"layer_types": types, "num_local_experts": 0, "mamba_n_heads": 4}
