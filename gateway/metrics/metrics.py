@@ -41,15 +41,13 @@ _REQUEST_LATENCIES_S = (0.1, 0.3, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 240, 480,
 class Metrics:
     """One registry for each app, so that several apps in one process do not mix."""
 
-    def __init__(self, shared_folder: Path | None = None) -> None:
-        """``shared_folder``: where all workers of this server write their metrics; None if there is
+    def __init__(self, folder: Path | None = None) -> None:
+        """``folder``: where all workers of this server write their metrics; None if there is
         one process."""
         self._registry = CollectorRegistry()
         self._engine_registry = CollectorRegistry()
         """Not summed over the workers, because the engine reports the same to all."""
-        self.worker_metrics = (
-            None if shared_folder is None else WorkerMetrics(shared_folder, self._registry)
-        )
+        self.worker_metrics = None if folder is None else WorkerMetrics(folder, self._registry)
         self._responses = _by_labels(
             "sluice_http_responses",
             "Finished HTTP responses; status 499: the client left before it began.",

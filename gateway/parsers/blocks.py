@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from gateway.parsers.base import Event
+from gateway.parsers.json_call import JsonObject
 
 
 class BlockRegion(ABC):
     """A ``Region`` that keeps the text that it cannot parse yet.
 
-    Subclasses implement ``_step``, which parses one block off ``_rest``, with the help of
-    ``_before``. Every character is searched once for each mark, however the text is split.
+    ``_read`` parses one block off ``_rest``, with the help of ``_before``; it returns False if that
+    needs more text. Subclasses implement ``_begin``, which reads the first block, and set ``_read``
+    to what reads the next one. Every character is searched once for each mark, however the text is
+    split.
     """
 
     def __init__(self) -> None:
@@ -20,14 +24,15 @@ class BlockRegion(ABC):
         self._rest = ""
         self._searched = 0
         self._found: list[Event] = []
+        self._read: Callable[[], bool] = self._begin
 
     @abstractmethod
-    def _step(self) -> bool:
-        """Parse one block; False if that needs more text."""
+    def _begin(self) -> bool:
+        """As ``_read``."""
 
     def feed(self, text: str) -> int:
         self._rest += text
-        while not self.closed and self._step():
+        while not self.closed and self._read():
             pass
         used = len(text)
         if self.closed:
@@ -56,3 +61,24 @@ class BlockRegion(ABC):
         self._rest = self._rest[at + len(mark) :]
         self._searched = 0
         return text, mark
+
+
+class CallRegion(BlockRegion):
+    """A region of calls whose arguments are JSON. Set ``_arguments`` before ``_in_arguments``;
+    subclasses implement ``_tail``, which reads what follows them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arguments = JsonObject()
+
+    def _in_arguments(self) -> bool:
+        used = self._arguments.feed(self._rest)
+        self._found.append(self._rest[:used])
+        self._rest = self._rest[used:]
+        if self._arguments.closed:
+            self._read = self._tail
+        return self._arguments.closed
+
+    @abstractmethod
+    def _tail(self) -> bool:
+        """As ``_read``."""

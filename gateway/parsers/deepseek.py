@@ -10,11 +10,10 @@ Since V3.1 the text between the tags of a call is ``get_weather<｜tool▁sep｜
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from gateway.parsers.base import CallName, MarkedParser, ToolFormat
-from gateway.parsers.blocks import BlockRegion
+from gateway.parsers.blocks import CallRegion
 from gateway.parsers.json_call import JsonObject
 
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -22,17 +21,12 @@ CALL, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
 
 
-class _Calls(BlockRegion):
+class _Calls(CallRegion):
     def __init__(self) -> None:
         super().__init__()
         self._name = ""
-        self._arguments = JsonObject()
-        self._read: Callable[[], bool] = self._between
 
-    def _step(self) -> bool:
-        return self._read()
-
-    def _between(self) -> bool:
+    def _begin(self) -> bool:
         if (found := self._before(CALL, END_CALLS)) is None:
             return False
         if found[1] == CALL:
@@ -54,11 +48,11 @@ class _Calls(BlockRegion):
             return False
         name = self._name or found[0].partition("\n")[0].strip()
         if not name:
-            self._read = self._between if found[1] == END_CALL else self._tail
+            self._read = self._begin if found[1] == END_CALL else self._tail
             return True
         if found[1] == END_CALL:  # a call without arguments
             self._found += [CallName(name), "{}"]
-            self._read = self._between
+            self._read = self._begin
             return True
         self._found.append(CallName(name))
         self._arguments = JsonObject()
@@ -66,18 +60,10 @@ class _Calls(BlockRegion):
         self._read = self._in_arguments
         return True
 
-    def _in_arguments(self) -> bool:
-        used = self._arguments.feed(self._rest)
-        self._found.append(self._rest[:used])
-        self._rest = self._rest[used:]
-        if self._arguments.closed:
-            self._read = self._tail
-        return self._arguments.closed
-
     def _tail(self) -> bool:
         if self._before(END_CALL) is None:
             return False
-        self._read = self._between
+        self._read = self._begin
         return True
 
 

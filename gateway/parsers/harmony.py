@@ -16,8 +16,7 @@ import re
 from collections.abc import Callable
 
 from gateway.parsers.base import CallName, MarkedParser, ToolFormat, overlap
-from gateway.parsers.blocks import BlockRegion
-from gateway.parsers.json_call import JsonObject
+from gateway.parsers.blocks import CallRegion
 from gateway.parsers.reasoning import ParsedText, ReasoningFormat
 from grammar.structural_tag import AnyText
 
@@ -116,16 +115,8 @@ class HarmonyParser:
         said.append(text)
 
 
-class _Call(BlockRegion):
-    def __init__(self) -> None:
-        super().__init__()
-        self._arguments = JsonObject()
-        self._read: Callable[[], bool] = self._head
-
-    def _step(self) -> bool:
-        return self._read()
-
-    def _head(self) -> bool:
+class _Call(CallRegion):
+    def _begin(self) -> bool:
         if (found := self._before("{", CALL)) is None:
             return False
         head, mark = found
@@ -140,21 +131,13 @@ class _Call(BlockRegion):
             self._read = self._in_arguments if name else self._tail
         return True
 
-    def _in_arguments(self) -> bool:
-        used = self._arguments.feed(self._rest)
-        self._found.append(self._rest[:used])
-        self._rest = self._rest[used:]
-        if self._arguments.closed:
-            self._read = self._tail
-        return self._arguments.closed
-
     def _tail(self) -> bool:
         self.closed = self._before(CALL) is not None
         return self.closed
 
     def end(self) -> None:
         """The engine ends an answer with ``CALL`` and does not show it."""
-        if self._read == self._head and MESSAGE in self._rest:
+        if self._read == self._begin and MESSAGE in self._rest:
             self.feed(CALL)
 
 

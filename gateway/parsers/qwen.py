@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -54,12 +53,8 @@ class _Call(BlockRegion):
         self._key = ""
         self._begun = ""  # a JSON value so far, in which the closing tag is data
         self._comma = ""
-        self._read: Callable[[], bool] = self._outside
 
-    def _step(self) -> bool:
-        return self._read()
-
-    def _outside(self) -> bool:
+    def _begin(self) -> bool:
         if (found := self._before(_FUNCTION, CLOSE)) is None:
             return False
         if found[1] == CLOSE:
@@ -72,7 +67,7 @@ class _Call(BlockRegion):
         if (found := self._before(">")) is None:
             return False
         if not (name := found[0].strip()):
-            self._read = self._outside
+            self._read = self._begin
             return True
         properties = self._schemas.get(name, {}).get("properties", {})
         self._types = properties if isinstance(properties, dict) else {}
@@ -88,7 +83,7 @@ class _Call(BlockRegion):
             self._read = self._parameter
         else:
             self._found.append("}")
-            self._read = self._outside
+            self._read = self._begin
             self.closed = found[1] == CLOSE  # ``_END_FUNCTION`` may be missing.
         return True
 
