@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tenants.limits import QuotaAnswer
 
-_FIRST_RELEASE = "0115"
+_FIRST_RELEASE = "0116"
 """The schema of the oldest version whose databases can be migrated."""
 
 _EXISTS = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from uuid import UUID
 
@@ -21,6 +22,8 @@ long. A settlement that is repeated later is written twice."""
 _MAX_AHEAD_S = 86_400.0
 """By how much PostgreSQL's clock may be ahead of this host's for months to be dropped by it."""
 _ROLL_UP_ROWS = 5_000
+_STRAYS, BLOCKS = 2_000, 16
+"""Rows of the ledger, and blocks of the table of its requests, that a statement looks through."""
 _TOUCHED_KEYS = 500
 """Keys per statement, which locks all of them until its end."""
 _TRIES, _PAUSE_S = 100, 0.1
@@ -32,7 +35,8 @@ _SQL = queries.load()
 
 class PostgresUpkeep:
     """What ``Store`` and ``SharedState`` say of its methods holds. They work in portions, each in a
-    transaction of its own."""
+    transaction of its own; between those of work that may be long they rest, so that settlements
+    have the processor and the disk for at least half of the time."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -56,7 +60,8 @@ class PostgresUpkeep:
 
     async def touch_keys(self, last_used: Mapping[UUID, datetime]) -> None:
         for portion in _portions(sorted(last_used), _TOUCHED_KEYS):
-            await self._all("touch_keys", portion, [last_used[key_id] for key_id in portion])
+            async with _rest():
+                await self._all("touch_keys", portion, [last_used[key_id] for key_id in portion])
 
     async def maintain(self, *, usage_retention_months: int | None = None) -> None:
         await self._when_free("add_partitions")
@@ -67,13 +72,20 @@ class PostgresUpkeep:
                 "dropped"
             ]:
                 pass
-            while (await self._one("drop_strays", usage_retention_months))["dropped"]:
-                pass
+            num_dropped = 1
+            while num_dropped:
+                async with _rest():
+                    row = await self._one("drop_strays", usage_retention_months, _STRAYS)
+                    num_dropped = row["dropped"]
         seen_months = min(SEEN_MONTHS, usage_retention_months or SEEN_MONTHS)
         while (await self._when_free("drop_partition", "usage_seen", seen_months))["dropped"]:
             pass
-        while await self._all("forget_requests", seen_months):
-            pass
+        block, num_blocks = 0, 1
+        while block < num_blocks:
+            async with _rest():
+                pages = (block, 0), (block + BLOCKS, 0)
+                num_blocks = (await self._one("forget_requests", seen_months, *pages))["num_blocks"]
+            block += BLOCKS
 
     async def _knows_the_month(self) -> bool:
         """Whether the server's clock may decide which months are over: what it drops is gone."""
@@ -106,6 +118,14 @@ class PostgresUpkeep:
     async def close(self) -> None:
         """Wait for the statement under way, then close the connection. Idempotent."""
         await self._connections.close()
+
+
+@asynccontextmanager
+async def _rest() -> AsyncIterator[None]:
+    """Rest for as long as the block has taken."""
+    began = time.monotonic()
+    yield
+    await asyncio.sleep(time.monotonic() - began)
 
 
 def _portions(ids: Sequence[UUID], size: int) -> list[list[UUID]]:

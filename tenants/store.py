@@ -329,23 +329,24 @@ class Store(Directory):
     async def sum_usage(
         self,
         tenant_id: UUID | None,
-        start: datetime,
-        end: datetime,
+        span: tuple[datetime, datetime],
         *,
         group_by: Sequence[UsageGroup] = (),
         bucket: UsageBucket = "total",
         search: str | None = None,
         after: UsageSum | None = None,
+        by_tokens: bool = False,
         limit: int = 10_000,
     ) -> Sequence[UsageSum]:
-        """Sums for ``start <= hour < end``, of one tenant or of all, from one snapshot.
+        """Sums for ``span[0] <= hour < span[1]``, of one tenant or of all, from one snapshot.
 
-        Ordered by time, then by the groups. ``search``: a part of the tenants' names, if it is of
-        all.
+        Ordered by time, then by the groups; or, for ``by_tokens``, those with the most tokens
+        first. ``search``: a part of the tenants' names, if it is of all.
         """
-        check_range(start, end)
-        what = (start, end, check_groups(group_by), check_bucket(bucket))
-        page = (*msgspec.structs.astuple(after or UsageSum())[:5], after is None, limit)
+        check_range(*span)
+        what = (*span, check_groups(group_by), check_bucket(bucket))
+        place = msgspec.structs.astuple(after or UsageSum())[:5]
+        page = (*place, after is None, by_tokens, limit)
         if tenant_id is None:
             rows = await self._all("sum_all_usage", *what, search, *page)
         else:

@@ -89,8 +89,7 @@ async def usage(
     now = datetime.now(UTC)
     sums = await store.sum_usage(
         await _id_of(store, tenant),
-        now - timedelta(days=days),
-        now + timedelta(seconds=1),
+        (now - timedelta(days=days), now + timedelta(seconds=1)),
         group_by=groups,
         bucket=cast("UsageBucket", per),
     )

@@ -15,12 +15,11 @@ from starlette.responses import Response, StreamingResponse
 from gateway import context
 from gateway.admin.exports import MEDIA_TYPES, exported
 from gateway.errors import InvalidRequestError, NotFound, quoted
-from gateway.routes.http import moment, query_id, query_number, query_tenant, secret_answer
-from gateway.routes.paging import DEFAULT_LIMIT, MAX_LIMIT, listing, page_of
+from gateway.routes.http import moment, query_id, query_number, query_tenant
+from gateway.routes.paging import DEFAULT_LIMIT, MAX_LIMIT, first_listing, listing, page_of
 from gateway.schemas.admin import (
     AuditObject,
     BudgetObject,
-    ListObject,
     RefusalObject,
     UsageObject,
     UsageRowObject,
@@ -28,9 +27,11 @@ from gateway.schemas.admin import (
 from gateway.services import Services
 from tenants.access import has_scope
 from tenants.errors import ObjectNotFound
+from tenants.limits import BudgetUse
 from tenants.types import (
     USAGE_GROUPS,
     USAGE_STATUSES,
+    Refused,
     UsageBucket,
     UsageFilter,
     UsageGroup,
@@ -58,29 +59,34 @@ async def usage(services: Services, request: Request) -> Response:
     """Usage, grouped by hour and by everything else unless asked otherwise.
 
     ``start_time`` (30 days ago) and ``end_time`` (now) in Unix seconds, ``bucket_width`` one of
-    1h, 1d and all, ``group_by`` a list of tenant, project, key and model.
+    1h, 1d and all, ``group_by`` a list of tenant, project, key and model. ``order`` tokens: those
+    with the most first, without pages.
     """
     page = page_of(request, _Place, default=MAX_ROWS, most=MAX_ROWS)
     tenant_id = await _tenant(services, request)
-    start, end = _span(request)
-    after = page.after
+    order, after = request.query_params.get("order"), page.after
+    if order not in (None, "tokens"):
+        raise InvalidRequestError(f"Can only be tokens, is {quoted(order)}.", param="order")
+    if order is not None and after is not None:
+        raise InvalidRequestError("There are no pages in this order.", param="after")
     sums = await services.store.sum_usage(
         tenant_id,
-        start,
-        end,
+        _span(request),
         group_by=_groups(request),
         bucket=_bucket(request),
         search=page.search,
         after=None if after is None else UsageSum(**msgspec.structs.asdict(after)),
+        by_tokens=order is not None,
         limit=page.fetched,
     )
     names = await _names(services, (row.tenant_id for row in sums))
-    return listing(
-        sums,
-        page,
-        lambda row: msgspec.convert(row, _Place, from_attributes=True),
-        lambda row: UsageObject.of(row, tenant_name=row.tenant_id and names.get(row.tenant_id)),
-    )
+
+    def show(row: UsageSum) -> UsageObject:
+        return UsageObject.of(row, tenant_name=row.tenant_id and names.get(row.tenant_id))
+
+    if order is not None:
+        return first_listing(sums, page.limit, show)
+    return listing(sums, page, lambda row: msgspec.convert(row, _Place, from_attributes=True), show)
 
 
 async def requests(services: Services, request: Request) -> Response:
@@ -140,8 +146,9 @@ async def budgets(services: Services, request: Request) -> Response:
     limit = query_number(request, "limit", DEFAULT_LIMIT, most=MAX_LIMIT)
     assert limit is not None
     found = await services.store.list_budgets(tenant_id, limit=limit + 1)
-    rows = [
-        BudgetObject(
+
+    def show(one: BudgetUse) -> BudgetObject:
+        return BudgetObject(
             tenant_id=str(one.tenant_id),
             tenant_name=one.tenant_name,
             scope_kind=one.policy.scope_kind,
@@ -149,9 +156,8 @@ async def budgets(services: Services, request: Request) -> Response:
             limits=one.policy.limits,
             used=one.used,
         )
-        for one in found[:limit]
-    ]
-    return secret_answer(ListObject(data=rows, has_more=len(found) > limit, next=None))
+
+    return first_listing(found, limit, show)
 
 
 async def refusals(services: Services, request: Request) -> Response:
@@ -166,11 +172,12 @@ async def refusals(services: Services, request: Request) -> Response:
     )
     ids = {one for row in found for one in (row.tenant_id, row.key_id)}
     names = await services.store.names(ids) if ids else {}
-    rows = [
-        RefusalObject.of(row, tenant_name=names.get(row.tenant_id), key_name=names.get(row.key_id))
-        for row in found[:limit]
-    ]
-    return secret_answer(ListObject(data=rows, has_more=len(found) > limit, next=None))
+
+    def show(row: Refused) -> RefusalObject:
+        named = {"tenant_name": names.get(row.tenant_id), "key_name": names.get(row.key_id)}
+        return RefusalObject.of(row, **named)
+
+    return first_listing(found, limit, show)
 
 
 async def audit_log(services: Services, request: Request) -> Response:

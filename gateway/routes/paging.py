@@ -82,6 +82,12 @@ def listing(
     return secret_answer(ListObject(data=found, has_more=following is not None, next=following))
 
 
+def first_listing(rows: Sequence[R], limit: int, show: Callable[[R], Any]) -> Response:
+    """The first ``limit`` of ``rows``, of which one more was fetched; nothing leads to the rest."""
+    shown = [show(row) for row in rows[:limit]]
+    return secret_answer(ListObject(data=shown, has_more=len(rows) > limit, next=None))
+
+
 def listing_of_all(
     rows: Iterable[R],
     page: Page[Any],

@@ -170,6 +170,7 @@ _SINCE = _integer("start_time", "Unix seconds; 7 days ago by default, at most 30
 _SUMS = (
     _one_of("bucket_width", "How long a sum's time is.", "1h", "1d", "all"),
     _text("group_by", f"A list of {', '.join(USAGE_GROUPS)}; all by default."),
+    _one_of("order", "Those with the most tokens first, without pages.", "tokens"),
 )
 _ROWS = (
     _text("key_id", "Only this key's."),

@@ -32,11 +32,13 @@ from tenants.limits import Limits
 from tenants.quota import Hold, Quota
 from tenants.request_ids import new_request_id
 from tenants.store import Store
-from tenants.types import ApiKey, Principal, UsageBucket, UsageEvent, UsageGroup
+from tenants.types import ApiKey, Principal, UsageEvent
 from tenants.upkeep import ROLL_UP_S
 from tenants.usage import Ledger
 
 DAYS = 30
+SHOWN = 50
+"""Tenants that the admin page shows."""
 LEASE_S = 6.0
 MAX_CONCURRENT = 4
 
@@ -137,22 +139,26 @@ class Scale:
 
     async def sums(self) -> None:
         """Whole days, as the admin page asks for them, and from this hour 30 days ago on."""
-        tenants = await self._store.sum_usage(None, *_days(), group_by=["tenant"])
+        tenants = await self._store.sum_usage(None, _days(), group_by=["tenant"])
         largest = max(tenants, key=lambda row: row.requests).tenant_id
-        asked: tuple[tuple[str, UUID | None, list[UsageGroup], UsageBucket], ...] = (
-            ("all tenants, by day", None, [], "day"),
-            ("all tenants, by tenant", None, ["tenant"], "total"),
-            ("all tenants, by tenant and model", None, ["tenant", "model"], "total"),
-            ("all tenants, by key", None, ["key"], "total"),
-            ("the largest tenant, by day", largest, [], "day"),
-            ("the largest tenant, by key and model", largest, ["key", "model"], "total"),
+        asked: tuple[tuple[str, UUID | None, dict[str, Any]], ...] = (
+            ("all tenants, by day", None, {"bucket": "day"}),
+            (
+                f"all tenants, the {SHOWN} with the most tokens",
+                None,
+                {"group_by": ["tenant"], "by_tokens": True, "limit": SHOWN + 1},
+            ),
+            ("all tenants, by tenant", None, {"group_by": ["tenant"]}),
+            ("all tenants, by tenant and model", None, {"group_by": ["tenant", "model"]}),
+            ("all tenants, by key", None, {"group_by": ["key"]}),
+            ("the largest tenant, by day", largest, {"bucket": "day"}),
+            ("the largest tenant, by model", largest, {"group_by": ["model"]}),
+            ("the largest tenant, by key and model", largest, {"group_by": ["key", "model"]}),
         )
-        for what, tenant_id, groups, bucket in asked:
+        for what, tenant_id, options in asked:
             for cut, span in (("", _days()), (", days cut", _days(cut=True))):
                 taken = [
-                    await _timed(
-                        self._store.sum_usage(tenant_id, *span, group_by=groups, bucket=bucket)
-                    )
+                    await _timed(self._store.sum_usage(tenant_id, span, **options))
                     for _ in range(7)
                 ]
                 self._add(f"30 days of {what}{cut}", taken)

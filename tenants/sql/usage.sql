@@ -26,11 +26,11 @@ LIMIT $3;
 
 -- name: sum_usage for tenant
 -- A tenant's sums by whatever is asked for, from one snapshot.
-SELECT * FROM usage_sums($1, $2, $3, $4, $5, NULL, $6, $7, $8, $9, $10, $11, $12);
+SELECT * FROM usage_sums($1, $2, $3, $4, $5, NULL, $6, $7, $8, $9, $10, $11, $12, $13);
 
 -- name: sum_all_usage for operator
 -- Everybody's sums by whatever is asked for, from one snapshot.
-SELECT * FROM usage_sums(NULL, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
+SELECT * FROM usage_sums(NULL, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
 
 -- name: list_running for operator
 -- Requests that hold a reservation, of a tenant or of all.

@@ -520,16 +520,16 @@ class MemoryStore(MemoryAdapters, MemoryMcpServers, Store):
     async def sum_usage(
         self,
         tenant_id: UUID | None,
-        start: datetime,
-        end: datetime,
+        span: tuple[datetime, datetime],
         *,
         group_by: Sequence[UsageGroup] = (),
         bucket: UsageBucket = "total",
         search: str | None = None,
         after: UsageSum | None = None,
+        by_tokens: bool = False,
         limit: int = 10_000,
     ) -> Sequence[UsageSum]:
-        check_range(start, end)
+        check_range(*span)
         groups, bucket = check_groups(group_by), check_bucket(bucket)
         events = [
             event
@@ -538,7 +538,11 @@ class MemoryStore(MemoryAdapters, MemoryMcpServers, Store):
             and (tenant_id or contains(self._tenants[event.tenant_id].name, search))
         ]
         projects = {stored.key.id: stored.key.project_id for stored in self._keys.values()}
-        sums = summed(events, projects, start, end, groups, bucket)
+        sums = summed(events, projects, *span, groups, bucket)
+        if by_tokens:
+            sums = sorted(sums, key=place_of)
+            sums.sort(key=lambda row: row.prompt_tokens + row.completion_tokens, reverse=True)
+            return sums[:limit]
         return page_of(sums, place_of, None if after is None else place_of(after), limit)
 
     async def list_usage(

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
 FOLDER = Path(migrations.__file__).parent
-FIRST_RELEASE = "0115"
-SCHEMA_OF_FIRST_RELEASE = "cb019010d13be955"
+FIRST_RELEASE = "0116"
+SCHEMA_OF_FIRST_RELEASE = "08309bb42044d54c"
 """What ``sql/schema`` is, as the first digits of its SHA-256."""
 ROWS_OF_THE_RELEASE = (
     "INSERT INTO tenant (id, name) SELECT gen_random_uuid(), n FROM unnest('{a,b}'::text[]) AS n",

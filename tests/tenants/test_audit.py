@@ -221,40 +221,46 @@ class TestUsage:
             (two, NOON, "a"),
         ):
             await store.record_usage(make_event(who.key, created_at=at, model=model))
-        (total,) = await store.sum_usage(None, *ALWAYS)
+        (total,) = await store.sum_usage(None, ALWAYS)
         assert (total.requests, total.prompt_tokens, total.start) == (4, 400, None)
-        (own,) = await store.sum_usage(one.tenant.id, *ALWAYS)
+        (own,) = await store.sum_usage(one.tenant.id, ALWAYS)
         assert (own.requests, own.tenant_id) == (3, None)
-        by_model = await store.sum_usage(one.tenant.id, *ALWAYS, group_by=["model"])
+        by_model = await store.sum_usage(one.tenant.id, ALWAYS, group_by=["model"])
         assert [(row.model, row.requests) for row in by_model] == [("a", 2), ("b", 1)]
-        by_tenant = await store.sum_usage(None, *ALWAYS, group_by=["tenant"])
+        by_tenant = await store.sum_usage(None, ALWAYS, group_by=["tenant"])
         assert {row.tenant_id: row.requests for row in by_tenant} == {
             one.tenant.id: 3,
             two.tenant.id: 1,
         }
-        by_day = await store.sum_usage(one.tenant.id, *ALWAYS, bucket="day")
+        by_day = await store.sum_usage(one.tenant.id, ALWAYS, bucket="day")
         midnight = NOON.replace(hour=0, minute=0)
         assert [(row.start, row.requests) for row in by_day] == [
             (midnight, 2),
             (midnight + timedelta(days=1), 1),
         ]
         everything = await store.sum_usage(
-            one.tenant.id, *ALWAYS, group_by=["tenant", "project", "key", "model"], bucket="hour"
+            one.tenant.id, ALWAYS, group_by=["tenant", "project", "key", "model"], bucket="hour"
         )
         assert len(everything) == 3
         assert everything[0].project_id == one.key.project_id
         assert everything[0].key_id == one.key.id
         assert everything[0].start == NOON.replace(minute=0)
-        assert len(await store.sum_usage(None, *ALWAYS, bucket="hour", limit=2)) == 2
-        assert await store.sum_usage(uuid4(), *ALWAYS) in ([], [type(total)()])
+        assert len(await store.sum_usage(None, ALWAYS, bucket="hour", limit=2)) == 2
+        most = sorted(by_tenant, key=lambda row: row.prompt_tokens, reverse=True)
+        for limit in (1, 9):
+            found = await store.sum_usage(
+                None, ALWAYS, group_by=["tenant"], by_tokens=True, limit=limit
+            )
+            assert list(found) == most[:limit]
+        assert await store.sum_usage(uuid4(), ALWAYS) in ([], [type(total)()])
 
     async def test_what_cannot_be_asked_for(self, store: Store) -> None:
         with pytest.raises(InvalidValue, match="group_by"):
-            await store.sum_usage(None, *ALWAYS, group_by=["colour"])  # type: ignore[list-item]
+            await store.sum_usage(None, ALWAYS, group_by=["colour"])  # type: ignore[list-item]
         with pytest.raises(InvalidValue, match="bucket"):
-            await store.sum_usage(None, *ALWAYS, bucket="week")  # type: ignore[arg-type]
+            await store.sum_usage(None, ALWAYS, bucket="week")  # type: ignore[arg-type]
         with pytest.raises(InvalidValue, match="end"):
-            await store.sum_usage(None, ALWAYS[1], ALWAYS[0])
+            await store.sum_usage(None, ALWAYS[::-1])
 
 
 class TestRunning:

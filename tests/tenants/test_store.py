@@ -447,9 +447,9 @@ class TestUsage:
     async def test_span_of_hours_is_checked(self, store: Store) -> None:
         now = datetime.now(UTC)
         with pytest.raises(InvalidValue, match="start"):
-            await store.sum_usage(uuid4(), now.replace(tzinfo=None), now)
+            await store.sum_usage(uuid4(), (now.replace(tzinfo=None), now))
         with pytest.raises(InvalidValue, match="end"):
-            await store.sum_usage(uuid4(), now, now - timedelta(seconds=1))
+            await store.sum_usage(uuid4(), (now, now - timedelta(seconds=1)))
 
     async def test_end_user_is_optional_and_checked(self, store: Store) -> None:
         _, principal = await make_key(store)

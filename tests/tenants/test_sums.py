@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tenants import postgres_upkeep
 from tenants.limits import Limits
 from tenants.request_ids import new_request_id
 from tenants.store import Store
@@ -166,7 +167,7 @@ async def test_sums_are_those_of_the_ledger_after_anything(
         if tenant_id is None and "tenant" not in groups:
             # Other examples of this test have left theirs in the database.
             groups = ("tenant", *groups)
-        found = await store.sum_usage(tenant_id, start, end, group_by=groups, bucket=step.bucket)
+        found = await store.sum_usage(tenant_id, (start, end), group_by=groups, bucket=step.bucket)
         order = [_place_of(row) for row in found]
         assert order == sorted(order)
         own = {row for row in found if row.tenant_id in everybody or tenant_id is not None}
@@ -311,3 +312,21 @@ async def test_ids_of_a_month_are_forgotten_together(pg_dsn: str) -> None:
     assert (await usage_totals(store, who.tenant.id)).requests == 2
     await connection.close()
     await store.close()
+
+
+async def test_ids_that_are_not_by_time_are_forgotten_in_portions(pg_dsn: str) -> None:
+    """Those that are old, wherever they are in the table, and no others."""
+    store = await Store.connect(pg_dsn)
+    connection = await asyncpg.connect(pg_dsn)
+    await connection.execute(
+        "INSERT INTO usage_seen SELECT gen_random_uuid(), gen_random_uuid(), now() "
+        "- CASE WHEN n % 5 = 0 THEN interval '1 day' ELSE interval '150 days' END "
+        "FROM generate_series(1, 6000) AS n"
+    )
+    pages = "SELECT pg_relation_size('usage_seen_default') / 8192"
+    assert await connection.fetchval(pages) > 2 * postgres_upkeep.BLOCKS
+    await store.maintain()
+    await store.close()
+    left = "SELECT count(*), max(now() - created_at) < interval '2 days' FROM usage_seen"
+    assert tuple(await connection.fetchrow(left)) == (1200, True)
+    await connection.close()

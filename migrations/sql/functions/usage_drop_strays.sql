@@ -1,7 +1,7 @@
--- Deletes up to 10,000 rows from before p_before in the ledger's default partition; returns how many.
+-- Deletes up to p_rows rows from before p_before in the ledger's default partition; returns how many.
 -- It deletes through the parent, whose policy lets the owner see the rows. Others that write to this
 -- partition wait for the trigger, which is off for this portion only.
-CREATE OR REPLACE FUNCTION usage_drop_strays(p_before timestamptz) RETURNS integer
+CREATE OR REPLACE FUNCTION usage_drop_strays(p_before timestamptz, p_rows integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = public, pg_temp
 SET lock_timeout = '2s'
@@ -20,7 +20,7 @@ BEGIN
     WHERE tableoid = 'usage_event_default'::regclass AND ctid = ANY (ARRAY (
         SELECT ctid FROM usage_event
         WHERE tableoid = 'usage_event_default'::regclass AND created_at < p_before
-        LIMIT 10000
+        LIMIT p_rows
     ));
     GET DIAGNOSTICS v_dropped = ROW_COUNT;
     ALTER TABLE usage_event_default ENABLE TRIGGER usage_event_append_only;
@@ -28,5 +28,5 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION usage_drop_strays(timestamptz) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION usage_drop_strays(timestamptz) TO sluice_operator;
+REVOKE ALL ON FUNCTION usage_drop_strays(timestamptz, integer) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION usage_drop_strays(timestamptz, integer) TO sluice_operator;

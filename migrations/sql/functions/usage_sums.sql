@@ -3,11 +3,11 @@
 -- p_bucket (hour, day or total) says what a row's start is. All comes from one snapshot: sums by
 -- day, where these serve, hours where p_start or p_end cut a day, and what usage_delta has. Rows are
 -- ordered by all their columns before the sums; p_after_* are those of the last row that the caller
--- has already.
+-- has already. If p_by_tokens, those with the most tokens come first.
 CREATE OR REPLACE FUNCTION usage_sums(
     p_tenant_id uuid, p_start timestamptz, p_end timestamptz, p_groups text[], p_bucket text,
     p_search text, p_after_start timestamptz, p_after_tenant_id uuid, p_after_project_id uuid,
-    p_after_key_id uuid, p_after_model text, p_is_first boolean, p_limit bigint
+    p_after_key_id uuid, p_after_model text, p_is_first boolean, p_by_tokens boolean, p_limit bigint
 )
 RETURNS TABLE (
     start timestamptz, tenant_id uuid, project_id uuid, key_id uuid, model text, requests bigint,
@@ -134,7 +134,8 @@ BEGIN
         coalesce(p_after_project_id, v_nil), coalesce(p_after_key_id, v_nil),
         coalesce(p_after_model, '')
     )
-    ORDER BY 1, 2, 3, 4, 5
+    ORDER BY
+        CASE WHEN p_by_tokens THEN -(s.prompt_tokens + s.completion_tokens) END, 1, 2, 3, 4, 5
     LIMIT p_limit;
 END
 $$;

@@ -42,10 +42,8 @@ CREATE TABLE usage_seen (
     created_at timestamptz NOT NULL
 ) PARTITION BY RANGE (request_id);
 
--- Ids that were made in another way. Rows come in the order of time, so a summary of each range of
--- pages is index enough for the retention.
+-- Ids that were made in another way. The retention reads all of it, in portions.
 CREATE TABLE usage_seen_default PARTITION OF usage_seen DEFAULT;
-CREATE INDEX usage_seen_default_created_at_idx ON usage_seen_default USING brin (created_at);
 
 -- Sums that are not in the tables below yet. The transaction that writes the ledger only adds rows
 -- here, so that settlements never wait for each other's sums; usage_roll_up moves them. Whoever

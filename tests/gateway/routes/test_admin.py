@@ -240,6 +240,8 @@ async def test_the_usage_scope_shows_a_tenant_its_own(gateway: Gateway) -> None:
     own = Admin(gateway, await gateway.key("usage"))
     (row,) = (await own.ok("GET", "/usage?group_by=tenant&bucket_width=all"))["data"]
     assert row["tenant_id"] == str(gateway.tenant.id)
+    most = await own.ok("GET", "/usage?group_by=tenant&bucket_width=all&order=tokens&limit=1")
+    assert (most["data"], most["has_more"], most["next"]) == ([row], False, None)
     assert await own.ok("GET", f"/usage?tenant_id={gateway.tenant.id}")
     other = await gateway.store.create_tenant("other")
     await own.error(404, "GET", f"/usage?tenant_id={other.id}")
@@ -254,6 +256,8 @@ async def test_what_usage_cannot_be_asked_for(gateway: Gateway) -> None:
         ("start_time=9&end_time=8", "end_time"),
         ("group_by=colour", "group_by"),
         ("bucket_width=1w", "bucket_width"),
+        ("order=cost", "order"),
+        ("order=tokens&after=W251bGwsbnVsbF0", "after"),
         ("limit=0", "limit"),
         ("limit=100000", "limit"),
     ):

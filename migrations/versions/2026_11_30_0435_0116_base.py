@@ -6,7 +6,7 @@ from alembic import op
 
 from migrations import source
 
-revision = "0115"
+revision = "0116"
 down_revision = None
 branch_labels = None
 depends_on = None
