@@ -63,11 +63,11 @@ BEGIN
         SELECT
             CASE WHEN p_bucket = 'day' THEN d.day END AS day,
             CASE WHEN v_by_tenant THEN d.tenant_id END AS tenant_id, d.key_id,
-            CASE WHEN v_by_model THEN d.model END AS model, sum(d.requests)::bigint AS requests,
-            sum(d.prompt_tokens)::bigint AS prompt_tokens,
-            sum(d.cached_tokens)::bigint AS cached_tokens,
-            sum(d.completion_tokens)::bigint AS completion_tokens,
-            sum(d.cost_micro)::bigint AS cost_micro
+            CASE WHEN v_by_model THEN d.model END AS model, usage_sum(d.requests) AS requests,
+            usage_sum(d.prompt_tokens) AS prompt_tokens,
+            usage_sum(d.cached_tokens) AS cached_tokens,
+            usage_sum(d.completion_tokens) AS completion_tokens,
+            usage_sum(d.cost_micro) AS cost_micro
         FROM usage_daily AS d
         WHERE v_is_fine AND d.day >= v_from AND d.day < v_to
             AND (p_tenant_id IS NULL OR d.tenant_id = p_tenant_id)
@@ -77,9 +77,9 @@ BEGIN
         SELECT
             CASE WHEN p_bucket = 'day' THEN d.day END,
             CASE WHEN v_by_tenant THEN d.tenant_id END, NULL,
-            CASE WHEN v_by_model THEN d.model END, sum(d.requests)::bigint,
-            sum(d.prompt_tokens)::bigint, sum(d.cached_tokens)::bigint,
-            sum(d.completion_tokens)::bigint, sum(d.cost_micro)::bigint
+            CASE WHEN v_by_model THEN d.model END, usage_sum(d.requests),
+            usage_sum(d.prompt_tokens), usage_sum(d.cached_tokens),
+            usage_sum(d.completion_tokens), usage_sum(d.cost_micro)
         FROM usage_daily_tenant AS d
         WHERE NOT v_is_fine AND d.day >= v_from AND d.day < v_to
             AND (p_tenant_id IS NULL OR d.tenant_id = p_tenant_id)
@@ -117,13 +117,13 @@ BEGIN
             CASE WHEN v_by_project THEN k.project_id END AS project_id,
             CASE WHEN v_by_key THEN p.key_id END AS key_id,
             CASE WHEN v_by_model THEN p.model END COLLATE "C" AS model,
-            sum(p.requests)::bigint AS requests, sum(p.prompt_tokens)::bigint AS prompt_tokens,
-            sum(p.cached_tokens)::bigint AS cached_tokens,
-            sum(p.completion_tokens)::bigint AS completion_tokens,
-            sum(p.cost_micro)::bigint AS cost_micro
+            usage_sum(p.requests) AS requests, usage_sum(p.prompt_tokens) AS prompt_tokens,
+            usage_sum(p.cached_tokens) AS cached_tokens,
+            usage_sum(p.completion_tokens) AS completion_tokens,
+            usage_sum(p.cost_micro) AS cost_micro
         FROM part AS p LEFT JOIN api_key AS k ON v_by_project AND k.id = p.key_id
         GROUP BY 1, 2, 3, 4, 5
-        HAVING sum(p.requests) <> 0
+        HAVING usage_sum(p.requests) <> 0
     )
     SELECT s.* FROM summed AS s
     WHERE p_is_first OR (
