@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -25,10 +25,17 @@ _MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"
 _PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int = VOCAB_SIZE,
+    *,
+    special: Sequence[str] = _SPECIAL,
+    markers: Sequence[str] = _MARKERS,
+) -> Tokenizer:
     """Learn the merges. Every byte is in the vocabulary, so that any text can be encoded.
 
-    The tags of tool calls are single tokens, but not special, so that decoding keeps them.
+    markers: single tokens that are not special, so that decoding keeps them, as the tags of tool
+    calls.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -39,13 +46,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Token
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(_MARKERS),
-        special_tokens=list(_SPECIAL),
+        vocab_size=vocab_size - len(markers),
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens([AddedToken(m, special=False, normalized=False) for m in _MARKERS])
+    tokenizer.add_tokens([AddedToken(m, special=False, normalized=False) for m in markers])
     return tokenizer
 
 
@@ -56,12 +63,14 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
     return found
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def save_tokenizer(
+    tokenizer: Tokenizer, folder: Path, template: Path = TEMPLATE_FILE, max_length: int = MAX_LENGTH
+) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": MAX_LENGTH,
+        "model_max_length": max_length,
         "bos_token": None,
         "eos_token": TURN_END,
         "pad_token": END_OF_TEXT,
@@ -72,4 +81,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     }
     text = json.dumps(config, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-    shutil.copyfile(TEMPLATE_FILE, folder / "chat_template.jinja")
+    shutil.copyfile(template, folder / "chat_template.jinja")

@@ -1,0 +1,5 @@
+"""The demo model that sees, and what it was trained with. See ``engine/demo/README.md``."""
+
+from pathlib import Path
+
+MODEL_DIR = Path(__file__).parent / "model"
