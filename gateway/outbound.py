@@ -1,9 +1,9 @@
-"""HTTP to addresses that tenants name: receivers of webhooks, tools' servers.
+"""HTTP to addresses that tenants name: receivers of webhooks, tools' servers, images.
 
 A tenant could name an address inside the deployment's network, or a name that leads there. So each
 connection resolves its host once, refuses addresses that are not public, and goes to an address
 that was looked at, not to the name again, whose owner may answer otherwise the next time. Redirects
-are not followed, proxies of the environment are not asked, and answers have a largest size.
+are not followed here, proxies of the environment are not asked, and answers have a largest size.
 """
 
 from __future__ import annotations

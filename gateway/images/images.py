@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from engine.errors import ImageTooLarge
@@ -27,6 +27,8 @@ from gateway.images.sources import Given, Sources, refusal
 from gateway.images.workers import Workers
 from gateway.schemas.chat import Picture
 from tenants.files import Files
+
+T = TypeVar("T")
 
 MOST_AT_ONCE = 4
 """Requests of one tenant whose pictures are in memory before they are decoded."""
@@ -102,7 +104,7 @@ class ModelVision:
             raise refusal(
                 pictures[most], f"A request has at most {most} images.", "too_many_images"
             )
-        return [await self._looked(picture, tenant) for picture in pictures]
+        return await _all([self._looked(picture, tenant) for picture in pictures])
 
     async def _looked(self, picture: Picture, tenant: UUID) -> Looked:
         given = await self.images.sources.read(picture, tenant)
@@ -122,10 +124,12 @@ class ModelVision:
         does, and as ``Room.take``."""
         held = Held(self.images.room, tenant, sum(3 * o.fit.height * o.fit.width for o in looked))
         try:
-            held.images = [
-                await self._prepared(one, offset, tenant, held)
-                for one, offset in zip(looked, offsets, strict=True)
-            ]
+            held.images = await _all(
+                [
+                    self._prepared(one, offset, tenant, held)
+                    for one, offset in zip(looked, offsets, strict=True)
+                ]
+            )
         except BaseException:
             held.close()
             raise
@@ -149,6 +153,17 @@ class ModelVision:
             pixels=answer.pixels,
             segment="" if answer.pixels else file,
         )
+
+
+async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all return, or what the first one that fails raises; then no other goes on."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return [await task for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _refused(picture: Picture, answer: Refused) -> Exception:

@@ -14,7 +14,7 @@ from pathlib import Path
 from uuid import UUID
 
 from engine.messages import Image
-from gateway.errors import Overloaded, RateLimited
+from gateway.errors import InvalidRequestError, Overloaded, RateLimited
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +94,20 @@ class Room:
         return sum(self._used.values())
 
     def take(self, tenant: UUID, num_bytes: int) -> None:
-        """Raises ``RateLimited`` or ``Overloaded``."""
-        used = self._used.get(tenant, 0)
-        if used + num_bytes > self._max_bytes // 2:
+        """Raises ``InvalidRequestError`` if there never are so many, else ``RateLimited`` or
+        ``Overloaded``."""
+        used, most = self._used.get(tenant, 0), self._max_bytes // 2
+        if num_bytes > most:
+            raise InvalidRequestError(
+                f"The images of the request take {num_bytes} bytes as the model sees them; at most "
+                f"{most} are possible (half of the server's images.max_memory_bytes).",
+                param="messages",
+                code="image_too_large",
+            )
+        if used + num_bytes > most:
             raise RateLimited(
                 f"The images of your tenant's requests take {used} bytes, and these would take "
-                f"{num_bytes} more than the {self._max_bytes // 2} there may be at once.",
+                f"{num_bytes}; at most {most} are possible at once.",
                 retry_after_s=1,
             )
         if self.num_bytes + num_bytes > self._max_bytes:

@@ -10,18 +10,19 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from functools import partial
 from uuid import UUID
 
 from engine.launch import import_path
 from gateway.concurrency.lanes import Lanes
 from gateway.errors import Draining, RateLimited, Unavailable
-from gateway.images.jobs import LENGTH, Answer, Job, Refused, Setup, answer_decoder, framed
+from gateway.images.jobs import LENGTH, Answer, Job, Prepare, Refused, Setup, answer_decoder, framed
 
 logger = logging.getLogger(__name__)
 
 _WALL_PER_CPU = 20.0
 """The time that a job may take for each second of processor time: on a busy machine it waits."""
-_START_S = 60.0
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 _TRIES = 2
 """A job whose process dies is tried once more: something else may have killed it."""
 _TOO_LONG = Refused("image_too_large", "the image takes too long to be decoded")
@@ -51,16 +52,26 @@ class Workers:
             self._idle.append(await self._started())
 
     async def do(self, job: Job, tenant: UUID) -> Answer:
-        """Do a job at its tenant's turn; it goes on if the caller is cancelled. Raises
-        ``RateLimited`` for a tenant that has too many, and ``Unavailable``."""
+        """Do a job at its tenant's turn. If the caller is cancelled it goes on, and its file is
+        removed. Raises ``RateLimited`` for a tenant that has too many, and ``Unavailable``."""
         num_jobs = self._num_jobs.get(tenant, 0)
         if num_jobs >= MAX_WAITING:
             raise RateLimited(
                 f"{num_jobs} images of your tenant wait to be decoded already.", retry_after_s=1
             )
         self._num_jobs[tenant] = num_jobs + 1
+        work: list[asyncio.Task[Answer]] = []
+
+        def start() -> asyncio.Task[Answer]:
+            work.append(asyncio.create_task(self._tried(job), name="image"))
+            return work[0]
+
         try:
-            return await self._lanes.run(tenant, lambda: asyncio.ensure_future(self._tried(job)))
+            return await self._lanes.run(tenant, start)
+        except asyncio.CancelledError:
+            if work and isinstance(job, Prepare):
+                work[0].add_done_callback(partial(_discard, job.file))
+            raise
         finally:
             self._num_jobs[tenant] -= 1
             if not self._num_jobs[tenant]:
@@ -100,7 +111,7 @@ class Workers:
                 *(sys.executable, "-P", "-m", "gateway.images.worker"),
                 stdin=PIPE,
                 stdout=PIPE,
-                env={**os.environ, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"},
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C in a terminal must not reach it.
             )
         except OSError as error:  # no memory, no process ids, no file descriptors
@@ -131,6 +142,17 @@ class Workers:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         return await process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """No more than it needs: the gateway's own holds secrets."""
+    given = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {**given, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"}
+
+
+def _discard(file: str, _: asyncio.Task[Answer]) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(file)
 
 
 def _send(process: Process, message: Setup | Job) -> asyncio.StreamWriter:

@@ -13,7 +13,7 @@ import pytest
 from engine.client.attached import AttachedEngine
 from engine.messages import GenerateRequest, Image
 from engine.sampling_params import SamplingParams
-from gateway.errors import Overloaded, RateLimited
+from gateway.errors import InvalidRequestError, Overloaded, RateLimited
 from gateway.images.memory import PREFIX, Held, Room, SharedFolder
 from gateway.images.worker import _saved
 
@@ -58,6 +58,8 @@ def test_room_is_shared_by_tenants(tmp_path: Path) -> None:
     held.keep(str(tmp_path / "never written"))
     with pytest.raises(RateLimited):
         Held(room, one, 1)
+    with pytest.raises(InvalidRequestError):
+        Held(room, one, 51)
     rest = Held(room, other, 50)
     with pytest.raises(Overloaded):
         Held(room, uuid4(), 1)

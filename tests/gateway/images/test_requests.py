@@ -123,29 +123,27 @@ async def test_text_that_spells_a_placeholder_is_no_picture(
     assert double.requests[-1].images == []
 
 
-@pytest.mark.parametrize(
-    ("part", "code", "says"),
-    [
-        (image_part("data:image/png,abc"), "invalid_image_url", "base64"),
-        (image_part("ftp://a/b"), "unsupported_parameter", "fetches no images"),
-        (image_part("https://example.com/a.png"), "unsupported_parameter", "fetches no images"),
-        (image_part("data:image/png;base64,%%%%"), "invalid_base64_image", "base64"),
-        (image_part(data_url(b"")), "unsupported_image_media_type", "no data"),
-        (image_part(data_url(b"<svg xmlns='x'/>")), "unsupported_image_media_type", "SVG"),
-        (image_part(data_url(b"%PDF-1.7")), "unsupported_image_media_type", "PDF"),
-        (image_part(data_url(picture()[:90])), "image_parse_error", "cut short"),
-        (image_part(data_url(picture(2000, 5))), "image_too_large", "no such shape"),
-        (image_part(data_url(picture(1, 1)), detail="huge"), "invalid_value", "detail"),
-    ],
-)
-async def test_what_is_wrong_is_named(
-    client: httpx2.AsyncClient, gateway: Gateway, part: dict[str, Any], code: str, says: str
-) -> None:
-    answer = await ask(client, [{"role": "system", "content": "s"}, *question("look", part)])
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, code), error
-    assert says in error["message"]
-    assert error["param"].startswith("messages[1].content[1].image_url")
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    (image_part("data:image/png,abc"), "invalid_image_url", "base64"),
+    (image_part("ftp://a/b"), "unsupported_parameter", "fetches no images"),
+    (image_part("https://example.com/a.png"), "unsupported_parameter", "fetches no images"),
+    (image_part("data:image/png;base64,%%%%"), "invalid_base64_image", "base64"),
+    (image_part(data_url(b"")), "unsupported_image_media_type", "no data"),
+    (image_part(data_url(b"<svg xmlns='x'/>")), "unsupported_image_media_type", "SVG"),
+    (image_part(data_url(b"%PDF-1.7")), "unsupported_image_media_type", "PDF"),
+    (image_part(data_url(picture()[:90])), "image_parse_error", "cut short"),
+    (image_part(data_url(picture(2000, 5))), "image_too_large", "no such shape"),
+    (image_part(data_url(picture(1, 1)), detail="huge"), "invalid_value", "detail"),
+]
+
+
+async def test_what_is_wrong_is_named(client: httpx2.AsyncClient, gateway: Gateway) -> None:
+    for part, code, says in WRONG:
+        answer = await ask(client, [{"role": "system", "content": "s"}, *question("look", part)])
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, code), error
+        assert says in error["message"]
+        assert error["param"].startswith("messages[1].content[1].image_url")
     assert services(gateway).images.room.num_bytes == 0
     assert not [*memory.SHARED_MEMORY.glob(f"{memory.PREFIX}*/*")]
 
@@ -204,6 +202,6 @@ async def test_limits_of_a_request(model_dir: Path) -> None:
             assert answer.json()["error"]["code"] == "image_too_large"
             medium = image_part(data_url(picture(90, 100)))
             answer = await ask(client, question(medium))
-            assert answer.status_code == 429, answer.text
+            assert answer.json()["error"]["code"] == "image_too_large", answer.text
             assert (await gateway.usage(1)).requests >= 1
             assert services(gateway).images.room.num_bytes == 0

@@ -43,6 +43,7 @@ def slow(model: Path) -> Prepare:
     return Prepare(picture(2400, 2000, "JPEG"), False, str(model), "auto", "")
 
 
+@pytest.mark.nightly
 async def test_one_tenant_does_not_have_them_all(workers: Workers, model_dir: Path) -> None:
     await asyncio.gather(workers.do(LOOK, ONE), workers.do(LOOK, OTHER))
     ends: list[str] = []
@@ -72,6 +73,22 @@ async def test_a_worker_that_dies_loses_only_its_job(workers: Workers, model_dir
     assert isinstance(await job, Pixels)
     assert await workers.do(LOOK, ONE) == Size(64, 48)
     assert first not in workers.pids
+
+
+async def test_who_leaves_leaves_no_file(workers: Workers, model_dir: Path, tmp_path: Path) -> None:
+    await workers.do(LOOK, ONE)
+    file = tmp_path / "pixels"
+    job = asyncio.create_task(
+        workers.do(Prepare(LOOK.data, False, str(model_dir), "auto", str(file)), ONE)
+    )
+    (pid,) = workers.pids
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: not workers._idle)
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
+    os.kill(pid, signal.SIGCONT)
+    assert await workers.do(LOOK, ONE) == Size(64, 48)
+    assert not os.listdir(tmp_path)
 
 
 async def test_limits_of_a_job(model_dir: Path) -> None:
