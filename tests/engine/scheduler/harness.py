@@ -18,7 +18,7 @@ from engine.sampling_params import SamplingParams
 from engine.spec.base import TextProposer
 from engine.spec.config import SpeculativeConfig
 from engine.spec.costs import StepCosts
-from tests.engine.scheduler.toy_runner import ToyRunner, alone, toy_logprobs
+from tests.engine.scheduler.toy_runner import ToyRunner, alone, seen, toy_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,6 +140,7 @@ class Harness:
         windows: Sequence[int | None] = (None,),
         window_step: int = 1,
         num_snapshots: int | None = None,
+        num_picture_blocks: int = 0,
         **options: Any,
     ) -> None:
         options.setdefault("block_size", 4)
@@ -162,6 +163,7 @@ class Harness:
             window_step=window_step,
             num_stages=self.config.pipeline_parallel_size,
             num_snapshots=num_snapshots,
+            num_picture_blocks=num_picture_blocks,
         )
         self.runner.step_costs = step_costs
         self.runner.num_lookahead_tokens = num_lookahead_tokens
@@ -205,7 +207,7 @@ class Harness:
             rng = random.Random(request_id)
             prompt = [rng.randrange(4, self.runner.vocab_size) for _ in range(prompt)]
         names = ["weight", "priority", "fair_key", "num_public_tokens", "group"]
-        names += ["max_cached_blocks", "num_granted_tokens"]
+        names += ["max_cached_blocks", "num_granted_tokens", "images"]
         fields = {name: options.pop(name) for name in names if name in options}
         options.setdefault("temperature", 0.0)
         message = GenerateRequest(
@@ -217,6 +219,7 @@ class Harness:
             **fields,
         )
         self.runner.regions[request_id] = (_region(message), self._num_shared(message))
+        self.runner.images[request_id] = message.images
         self.messages[request_id] = message
         self.tokens[request_id] = []
         if message.num_granted_tokens is not None and message.num_granted_tokens >= 0:
@@ -304,7 +307,7 @@ class Harness:
         if most == 0:
             return []
         return alone(
-            prompt,
+            seen(prompt, message.images),
             _region(message),
             num_public=self._num_shared(message),
             vocab_size=self.runner.vocab_size,

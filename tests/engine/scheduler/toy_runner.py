@@ -15,9 +15,10 @@ from zlib import crc32
 
 from engine.cache.groups import RecurrentState, kinds_of
 from engine.cache.table import NO_BLOCK
-from engine.messages import TokenLogprobs
+from engine.messages import Image, TokenLogprobs
 from engine.scheduler.plan import Chunk, StepPlan, StepResult, TokenMask
 from engine.spec.costs import StepCosts
+from engine.vision import BLOCK_ROWS, Vision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
     from engine.cache.groups import GroupKind
     from engine.sampling_params import SamplingParams
-    from engine.vision import Vision
 
 UNWRITTEN = -1
+IMAGE_TOKEN = 49
 
 
 def chain(token_ids: Sequence[int], salt: str, num_public: int = 0) -> list[int]:
@@ -41,6 +42,21 @@ def chain(token_ids: Sequence[int], salt: str, num_public: int = 0) -> list[int]
         value = hash((value, token_id))
         values.append(value)
     return values
+
+
+def seen(token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:
+    """What a model reads: in place of each image token, what it shows."""
+    ids = list(token_ids)
+    for image in images:
+        places = range(image.offset, min(image.offset + image.num_tokens, len(ids)))
+        for number, place in enumerate(p for p in places if ids[p] == IMAGE_TOKEN):
+            ids[place] = shown(image.pixels, number)
+    return ids
+
+
+def shown(pixels: bytes, number: int) -> int:
+    """What the image token of this number shows."""
+    return hash((crc32(pixels), number))
 
 
 def pick(values: Sequence[int], vocab_size: int, allowed: Sequence[bool] | None = None) -> int:
@@ -132,8 +148,10 @@ class ToyRunner:
         window_step: int = 1,
         num_stages: int = 1,
         num_snapshots: int | None = None,
+        num_picture_blocks: int = 0,
     ) -> None:
-        """num_snapshots: of the states of layers that keep one; None: there are no such layers."""
+        """num_snapshots: of the states of layers that keep one; None: there are no such layers.
+        num_picture_blocks: of a model that sees, whose image tokens stand for a pixel each."""
         self._num_stages = num_stages
         self.num_blocks = num_blocks
         self.kinds = kinds_of(windows, window_step)
@@ -148,6 +166,11 @@ class ToyRunner:
         self.num_lookahead_tokens = 0
         self.pooling = None
         self.vision: Vision | None = None
+        if num_picture_blocks:
+            self.vision = Vision(image_token_id=IMAGE_TOKEN, side=1, num_blocks=num_picture_blocks)
+        self.images: dict[str, list[Image]] = {}
+        """By request id: what plans tell only in parts."""
+        self._embeddings = [UNWRITTEN] * (num_picture_blocks * BLOCK_ROWS)
         self.step_costs: StepCosts | None = None
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block
@@ -196,11 +219,32 @@ class ToyRunner:
         for snapshot, row in plan.state_loads:
             assert row in {admission.row for admission in plan.admissions}
             self._states[row] = self._snapshots[snapshot]
+        for encoding in plan.encodings:
+            for number in range(encoding.height * encoding.width):
+                place = self._embedding(encoding.blocks, number)
+                self._embeddings[place] = shown(encoding.pixels, number)
         for index, chunk in enumerate(plan.chunks):
+            self._see(index, chunk, plan)
             self._compute(chunk, step)
             self._report_prompt(index, chunk, step)
         self._in_flight.append(step)
         self.plans.append(plan)
+
+    def _embedding(self, blocks: Sequence[int], number: int) -> int:
+        return blocks[number // BLOCK_ROWS] * BLOCK_ROWS + number % BLOCK_ROWS
+
+    def _see(self, index: int, chunk: Chunk, plan: StepPlan) -> None:
+        """A plan has the embeddings of all image tokens of a chunk, and no others."""
+        start = chunk.num_computed_tokens
+        ids, end = self._rows[chunk.row].token_ids, start + chunk.num_scheduled_tokens
+        found = dict(enumerate(ids[start:end]))
+        for one in plan.seen:
+            if one.chunk == index:
+                tokens = [i for first, count in one.runs for i in range(first, first + count)]
+                for number, token in enumerate(tokens, one.first):
+                    assert found[token] == IMAGE_TOKEN, "an embedding for no image token, or two"
+                    found[token] = self._embeddings[self._embedding(one.blocks, number)]
+        assert list(found.values()) == seen(ids, self.images.get(chunk.request_id, ()))[start:end]
 
     def _swap_in(self, plan: StepPlan) -> None:
         for block_id, host_id in plan.swap_ins:
@@ -279,7 +323,8 @@ class ToyRunner:
             "samples does not match the known tokens"
         )
         assert chunk.samples or not chunk.draft_token_ids, "drafts before the known tokens end"
-        token_ids = [*row.token_ids[:known_end], *chunk.draft_token_ids]
+        known = seen(row.token_ids[:known_end], self.images.get(request_id, ()))
+        token_ids = [*known, *chunk.draft_token_ids]
         values = chain(token_ids, *self.regions[request_id])
         if self._has_states:
             self._advance(chunk, values, step.plan)
