@@ -38,14 +38,21 @@ class PictureRows:
         self._encoder = encoder
         self._rows = torch.empty(vision.num_blocks * BLOCK_ROWS, width, dtype=dtype, device=device)
         self._grids: list[Grids] = [()] * max_num_seqs
-        self._turns = np.zeros(max_num_seqs, bool)
-        """Rows whose rotary positions differ from their places in the cache."""
+        self._ends = np.zeros(max_num_seqs, np.int64)
+        """Where the last picture of each row ends; 0 where rotary positions are the places in the
+        cache."""
+        self._deltas = np.zeros(max_num_seqs, np.int64)
+        """What is added to the places behind it to get rotary positions."""
 
     def apply(self, plan: StepPlan) -> None:
         """Take note of admissions, and encode the pictures of a step."""
         for admission in plan.admissions:
-            self._grids[admission.row] = admission.grids
-            self._turns[admission.row] = self.vision.rotates_by_grid and bool(admission.grids)
+            grids = admission.grids if self.vision.rotates_by_grid else ()
+            self._grids[admission.row] = grids
+            first, rows, columns = grids[-1] if grids else (0, 0, 0)
+            self._ends[admission.row] = first + rows * columns
+            sides = ((max(rows, columns) - rows * columns) for _, rows, columns in grids)
+            self._deltas[admission.row] = sum(sides)
         if plan.encodings:
             device = self._rows.device
             pixels = [to_device(_pixels(encoding), device) for encoding in plan.encodings]
@@ -64,7 +71,7 @@ class PictureRows:
 
     def sight(self, fields: ChunkFields, seen: Sequence[Seen]) -> Sight | None:
         """None if no chunk has to do with pictures."""
-        turns = bool(self._turns[fields.rows].any())
+        turns = bool(self._ends[fields.rows].any())
         if not seen and not turns:
             return None
         starts = fields.query_lens.cumsum() - fields.query_lens
@@ -80,18 +87,18 @@ class PictureRows:
 
     def _rotary(self, fields: ChunkFields) -> Ints:
         """[3, num_tokens]"""
-        return np.concatenate(
-            [
-                rotary_positions(self._grids[row], start, start + count)
-                for row, start, count in zip(
-                    fields.rows.tolist(),
-                    fields.computed.tolist(),
-                    fields.query_lens.tolist(),
-                    strict=True,
-                )
-            ],
-            1,
-        )
+        ends = fields.query_lens.cumsum()
+        starts = ends - fields.query_lens
+        shifts = fields.computed - starts + self._deltas[fields.rows]
+        positions = np.arange(ends[-1]) + shifts.repeat(fields.query_lens)
+        positions = np.tile(positions, (3, 1))
+        # Only the chunks of prompts that pictures are in or come after need more than that.
+        for chunk in (fields.computed < self._ends[fields.rows]).nonzero()[0].tolist():
+            computed = int(fields.computed[chunk])
+            end = computed + int(fields.query_lens[chunk])
+            found = rotary_positions(self._grids[fields.rows[chunk]], computed, end)
+            positions[:, starts[chunk] : ends[chunk]] = found
+        return positions
 
 
 def rotary_positions(grids: Grids, start: int, end: int) -> Ints:

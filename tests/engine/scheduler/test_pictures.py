@@ -54,9 +54,9 @@ def test_they_generate_what_they_do_alone(seed: int) -> None:
     rng = random.Random(seed)
     harness = Harness(
         max_model_len=400,
-        num_blocks=rng.choice([80, 120, 300]),
+        num_blocks=rng.choice([72, 90, 300]),
         num_picture_blocks=rng.choice([2, 3, 8]),
-        num_swap_blocks=rng.choice([0, 20]),
+        num_swap_blocks=rng.choice([0, 60]),
         max_num_batched_tokens=rng.choice([7, 30, 300]),
         max_num_image_tokens=rng.choice([1, 70, 500]),
         async_scheduling=rng.random() < 0.5,
@@ -69,7 +69,7 @@ def test_they_generate_what_they_do_alone(seed: int) -> None:
         for _ in range(rng.randrange(4)):
             parts += [picture(0, rng.choice([1, 5, 30, 70]), rng.randrange(3)), rng.randrange(1, 9)]
         tenant = rng.choice(["a", "b"])
-        add(harness, f"r{number}", *parts, salt=tenant, fair_key=tenant, max_tokens=5)
+        add(harness, f"r{number}", *parts, salt=tenant, fair_key=tenant, max_tokens=30)
         harness.step(rng.randrange(3))
         if rng.random() < 0.2 and f"r{number}" not in harness.finished:
             harness.move(f"r{number}")
