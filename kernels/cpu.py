@@ -307,8 +307,9 @@ def paged_attention(
 
     q, out: [num_tokens, num_q_heads, head_dim] float32, head_dim up to 256, out contiguous;
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] float32, or float8_e4m3fn
-    with scales. Rows of out that belong to no sequence of the step are left alone. Meant for few
-    queries a sequence.
+    with scales. Rows of out that belong to no sequence of the step are left alone. A query has the
+    same bits whichever others are computed with it. Threads share out sequences and KV heads, so a
+    long chunk is best given in pieces of about eight queries.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     cache = LayerCacheStruct.of(k_cache, v_cache, k_scale, v_scale)

@@ -1,8 +1,7 @@
 """Attention on a CPU by our own kernel, which reads the blocks where they are.
 
 A query's result has the same bits whichever queries are computed with it, so an answer does not
-depend on how its prompt is cut. For that, long chunks of large heads take longer than by torch's
-attention, whose order of summing depends on the step.
+depend on how its prompt is cut. Torch's attention has another order of summing for each step.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ void shared_norm(float* out, const float* x, float* residual, const float* weigh
 // wide (queries, keys, values) to narrow (what attention gives).
 void shared_attention(const Decoder& decoder, const LayerCache& cache, const DecoderStep& step,
                       DecoderScratch& scratch) {
-  static thread_local std::vector<Vector> memory;
+  static thread_local AttentionMemory memory;
   const int64_t dim = decoder.head_dim, q_width = decoder.num_q_heads * dim;
   const int64_t kv_width = decoder.num_kv_heads * dim, stride = q_width + 2 * kv_width;
   const RopeShape rope{decoder.num_q_heads, decoder.num_kv_heads, dim, dim, nullptr, nullptr, 0.0f};
@@ -118,7 +118,8 @@ void shared_attention(const Decoder& decoder, const LayerCache& cache, const Dec
   const AttentionShape shape{decoder.num_q_heads, decoder.num_kv_heads, dim, step.block_size, stride,
                              decoder.scale,       0,                    0.0f};
   const int64_t num_sequences = step.share.last - step.share.first;
-  const AttentionParts parts(num_sequences, decoder.num_kv_heads, omp_get_num_threads());
+  const AttentionParts parts(step.attention.query_lens + step.share.first, num_sequences,
+                             decoder.num_kv_heads, omp_get_num_threads());
 #pragma omp for schedule(dynamic)
   for (int64_t item = 0; item < parts.num_items; ++item) {
     const int64_t sequence = step.share.first + parts.sequence(item);

@@ -57,10 +57,10 @@ void sluice_paged_attention(float* out, const float* q, const LayerCache* cache,
   const AttentionShape shape{num_q_heads, num_kv_heads, head_dim, block_size, q_stride,
                              scale,       window,       softcap,  sinks};
   const Attend attend = attend_for(head_dim);
-  const AttentionParts parts(step->num_sequences, num_kv_heads, num_threads);
+  const AttentionParts parts(step->query_lens, step->num_sequences, num_kv_heads, num_threads);
 #pragma omp parallel num_threads(num_threads) if (step->num_sequences > 1)
   {
-    static thread_local std::vector<Vector> scratch;
+    static thread_local AttentionMemory scratch;
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < parts.num_items; ++item) {
       const int64_t sequence = parts.sequence(item), token = step->first_token[sequence];

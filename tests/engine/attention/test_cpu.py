@@ -87,25 +87,32 @@ def test_any_batch_on_any_number_of_threads_equals_the_oracle(
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_sequence_gets_the_same_bits_in_any_batch_and_chunking() -> None:
-    """Queries 4..26 of one sequence: alone, one by one, cut elsewhere, and among others."""
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size", "window"),
+    [(4, 32, 4, None), (2, 128, 16, None), (8, 48, 16, 11), (6, 64, 32, 20), (2, 72, 16, None)],
+)
+def test_a_sequence_gets_the_same_bits_in_any_batch_and_chunking(
+    heads: int, head_dim: int, block_size: int, window: int | None
+) -> None:
+    """Queries 40..62 of one sequence: alone, one by one, cut elsewhere, and among others."""
     gen = torch.Generator().manual_seed(0)
-    heads, head_dim, block_size = 4, 32, 4
-    k_cache, v_cache = torch.randn(2, 30, block_size, 2, head_dim, generator=gen).unbind()
-    table = torch.randperm(30, generator=gen)[:21].view(3, 7).to(torch.int32)
+    num_blocks = -(-63 // block_size)
+    k_cache, v_cache = torch.randn(
+        2, 3 * num_blocks, block_size, 2, head_dim, generator=gen
+    ).unbind()
+    table = torch.randperm(3 * num_blocks, generator=gen).view(3, num_blocks).to(torch.int32)
     q = torch.randn(23, heads, head_dim, generator=gen)
+    how = AttentionOptions(0.3, window=window)
 
     def attend_batch(lens: list[tuple[int, int]], queries: torch.Tensor) -> torch.Tensor:
         query_lens, seq_lens = np.array(lens).T.copy()
         batch = AttentionBatch(query_lens, seq_lens, np.arange(len(lens)), table)
-        return CpuAttention().prepare(batch, block_size)(
-            queries, k_cache, v_cache, AttentionOptions(0.3)
-        )
+        return CpuAttention().prepare(batch, block_size)(queries, k_cache, v_cache, how)
 
-    chunk = attend_batch([(23, 27)], q)
-    single = torch.cat([attend_batch([(1, 5 + i)], q[i : i + 1]) for i in range(23)])
-    cut = torch.cat((attend_batch([(13, 17)], q[:13]), attend_batch([(10, 27)], q[13:])))
-    beside = attend_batch([(23, 27), (1, 9), (12, 21)], torch.cat((q, q[:1], q[:12])))[:23]
+    chunk = attend_batch([(23, 63)], q)
+    single = torch.cat([attend_batch([(1, 41 + i)], q[i : i + 1]) for i in range(23)])
+    cut = torch.cat((attend_batch([(13, 53)], q[:13]), attend_batch([(10, 63)], q[13:])))
+    beside = attend_batch([(23, 63), (1, 9), (12, 21)], torch.cat((q, q[:1], q[:12])))[:23]
     assert torch.equal(chunk, single)
     assert torch.equal(chunk, cut)
     assert torch.equal(chunk, beside)
