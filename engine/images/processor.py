@@ -12,10 +12,9 @@ import numpy.typing as npt
 from engine.errors import ModelLoadError
 
 Detail = Literal["low", "high", "auto"]
-"""``auto`` and ``high``: as large as the checkpoint's own settings allow. ``low``: about
-``LOW_DETAIL_TOKENS`` image tokens at most, up to twice as many for narrow pictures, where a
-family's pictures have sizes of their own. Where all take equally many tokens, it changes
-nothing."""
+"""``auto`` and ``high``: as large as the checkpoint's own settings allow. ``low``: at most
+``LOW_DETAIL_TOKENS`` image tokens, where a family's pictures have sizes of their own. Where all
+take equally many tokens, it changes nothing."""
 LOW_DETAIL_TOKENS = 256
 
 _PROCESSOR, _PREPROCESSOR = "processor_config.json", "preprocessor_config.json"

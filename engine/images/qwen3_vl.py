@@ -74,10 +74,12 @@ class Processor(ImageProcessor, frozen=True, kw_only=True):
         )
 
     def fit(self, width: int, height: int, detail: Detail = "auto") -> Fit:
-        most = self.max_pixels
+        fewest, most = self.min_pixels, self.max_pixels
         if detail == "low":
             most = min(most, LOW_DETAIL_TOKENS * self.side**2)
-        height, width = _sizes(height, width, self.side, min(self.min_pixels, most), most)
+            # Narrow pictures become larger than the fewest pixels by up to a row and a column.
+            fewest = min(fewest, most // 4)
+        height, width = _sizes(height, width, self.side, fewest, most)
         rows, columns = height // self.side, width // self.side
         return Fit(height, width, rows, columns, rows * columns)
 

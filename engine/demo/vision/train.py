@@ -51,6 +51,8 @@ from engine.demo.vocabulary import END_OF_TEXT, TURN_END, save_tokenizer, token_
 VOCAB_SIZE = 1024
 TEMPLATE_FILE = Path(__file__).parent / "chat_template.jinja"
 _WARMUP_STEPS = 200
+_FEWEST_KEPT, _MOST_KEPT = 32, 3000
+"""Batches on the device: before any comes again, and at most (38 GB of 256 chats each)."""
 _GRID = (8, 8)
 _MAX_ANSWER = 40
 
@@ -109,7 +111,7 @@ class Trainer:
             rate = self.options.learning_rate * _schedule(step, share)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            new = batches.take(wait=not self._kept)
+            new = batches.take(wait=len(self._kept) < _FEWEST_KEPT)
             if new is not None:
                 self._keep(new)
                 num_new += 1
@@ -130,7 +132,7 @@ class Trainer:
             for tensor in host
         ]
         self._kept.append(tuple(on_device))
-        if len(self._kept) > 3000:
+        if len(self._kept) > _MOST_KEPT:
             del self._kept[random.randrange(len(self._kept) - 1)]
 
     def _step(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -286,7 +288,7 @@ def _parse(argv: list[str] | None) -> Options:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--max-steps", type=int, default=10**9)
     parser.add_argument("--chats", type=int, default=256, help="in a batch")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--eval-per-kind", type=int, default=200 if cuda else 10)
     parser.add_argument("--size", choices=sorted(network.SHAPES), default="demo")

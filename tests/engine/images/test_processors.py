@@ -159,9 +159,7 @@ def test_qwens_sizes(width: int, height: int, side: int, fewest: int, more: int)
     assert fit == processor.fit(width, height, "high")
     assert fit.num_tokens == fit.rows * fit.columns == fit.height * fit.width // side**2
     low = processor.fit(width, height, "low")
-    assert low.num_tokens <= min(fit.num_tokens, 2 * LOW_DETAIL_TOKENS)
-    if max(width, height) < 2 * min(width, height):
-        assert low.num_tokens <= 1.25 * LOW_DETAIL_TOKENS
+    assert low.num_tokens <= min(fit.num_tokens, LOW_DETAIL_TOKENS)
 
 
 @FAMILIES
