@@ -291,13 +291,14 @@ def _content(content: Content, place: str, field: str) -> chat.Content:
 
 
 def _picture(part: InputImage, place: str) -> Picture:
-    if (part.image_url is None) == (part.file_id is None):
+    file_id = part.file_id or None
+    if bool(part.image_url) == bool(file_id):
         raise InvalidRequestError("Set either image_url or file_id.", param=place)
     return Picture(
         image_url=ImageUrl(url=part.image_url or "", detail=part.detail),
-        file_id=part.file_id,
+        file_id=file_id,
         place=place,
-        field="image_url" if part.file_id is None else "file_id",
+        field="image_url" if file_id is None else "file_id",
         kind="input_image",
     )
 

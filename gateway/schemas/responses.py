@@ -40,9 +40,9 @@ class RefusalText(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
 class InputImage(Typed, frozen=True, kw_only=True, tag="input_image"):
     """A picture: at ``image_url``, as in Chat Completions, or in a file of the tenant."""
 
-    image_url: str | None = None
-    file_id: str | None = None
-    detail: Detail | None = None
+    image_url: str | msgspec.UnsetType | None = msgspec.UNSET
+    file_id: str | msgspec.UnsetType | None = msgspec.UNSET
+    detail: Detail | None = "auto"
 
 
 class InputFile(msgspec.Struct, frozen=True, tag_field="type", tag="input_file"):

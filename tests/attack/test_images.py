@@ -23,6 +23,7 @@ from gateway.services import Services
 from tests.attack.neighbour import Neighbour
 from tests.attack.serving import MODEL as SERVED
 from tests.attack.serving import Deployment, assert_memory_is_back
+from tests.engine import seeing
 from tests.gateway.images.drawing import data_url, image_part, picture, question, write_model
 from tests.gateway.processes.test_listening import certificate, trusting
 from tests.gateway.serving import MODEL, Gateway, served_double, until
@@ -220,7 +221,8 @@ async def test_urls_lead_nowhere_inside(
 
 
 @pytest.fixture(scope="module")
-def deployment(database: str, model_dir: Path) -> Iterator[Deployment]:
+def deployment(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    model_dir = seeing.write(seeing.QWEN3_VL, tmp_path_factory.mktemp("whole"))
     settings: dict[str, dict[str, Any]] = {
         "engine": {"model": str(model_dir)},
         "server": {"max_body_bytes": 2**25},

@@ -23,7 +23,7 @@ import pytest_asyncio
 
 from engine.text.tokenizer import Tokenizer
 from tests.gateway.engine_double import EngineDouble, Play
-from tests.gateway.images.drawing import write_model
+from tests.gateway.images.drawing import data_url, picture, write_model
 from tests.gateway.raw_http import exchange, get, post
 from tests.gateway.routes.test_responses import CALL, TOOL, create, events_of
 from tests.gateway.serving import MODEL, Gateway, double_client, make_config, served, until
@@ -40,6 +40,7 @@ REQUIRED = {
     "reasoning": "id summary",
     "compaction": "id encrypted_content",
     "input_text": "text",
+    "input_image": "image_url detail",
     "output_text": "text annotations",
     "function": "name description parameters strict",
     "response.created": "sequence_number response",
@@ -118,6 +119,18 @@ ASKED: dict[str, dict[str, Any]] = {
             {"type": "message", "role": "user", "content": "What is my name?"},
         ]
     },
+    "image": {
+        "input": [
+            {
+                "type": "message",
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "What is it?"},
+                    {"type": "input_image", "image_url": data_url(picture()), "detail": "auto"},
+                ],
+            }
+        ]
+    },
     "tools": {"input": "Rain?", "tools": [TOOL]},
     "allowed": {
         "input": "Rain?",
@@ -149,6 +162,12 @@ ASKED: dict[str, dict[str, Any]] = {
         "truncation": "auto",
     },
 }
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a model that sees, as one of the suite's cases demands."""
+    return write_model(tmp_path_factory.mktemp("seeing"))
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -186,9 +205,8 @@ def _play(play: Play, prompt: str) -> Play:
 
 
 @pytest_asyncio.fixture
-async def thinking(tmp_path: Path) -> AsyncIterator[tuple[Gateway, EngineDouble]]:
-    """A gateway whose model thinks and sees."""
-    model_dir = write_model(tmp_path)
+async def thinking(model_dir: Path) -> AsyncIterator[tuple[Gateway, EngineDouble]]:
+    """A gateway whose model thinks."""
     config = make_config(model_dir)
     models = msgspec.structs.replace(config.models, reasoning_parser="think")
     double = EngineDouble(Tokenizer.load(model_dir))
