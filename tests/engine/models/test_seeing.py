@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.llm import LLM, SamplingParams
 from engine.prompt_images import placed
 from tests.engine import seeing
 from tests.engine.models import families
+from tests.engine.ranks.threads import make
 from tests.engine.seeing import Seeing
 
 MAX_TOKENS = 6
@@ -50,9 +52,19 @@ def prompt(folder: Path, num_pictures: int) -> list[int]:
 
 
 def engine(folder: Path, **options: Any) -> LLM:
-    return LLM(
-        model=str(folder), device="cpu", dtype="float32", num_gpu_blocks_override=200, **options
-    )
+    options = {"num_gpu_blocks_override": 200, **options}
+    return LLM(model=str(folder), device="cpu", dtype="float32", **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    """For what all families have in common."""
+    return seeing.write(seeing.QWEN3_VL, tmp_path_factory.mktemp("seeing"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return engine(folder)
 
 
 def expected(
@@ -80,14 +92,21 @@ def expected(
     return new, torch.stack(logprobs)
 
 
-def answer(
-    llm: LLM, folder: Path, num_pictures: int, pictures: list[Image.Image]
-) -> tuple[list[int], list[float]]:
+MIXED = [(1, PICTURES[:1]), (3, PICTURES), (0, []), (2, PICTURES[1:]), (1, PICTURES[2:])]
+
+
+def asked(folder: Path, num_pictures: int, pictures: list[Image.Image]) -> Any:
     given: Any = {"prompt_token_ids": prompt(folder, num_pictures)}
     if pictures:
         given["multi_modal_data"] = {"image": pictures}
+    return given
+
+
+def answer(
+    llm: LLM, folder: Path, num_pictures: int, pictures: list[Image.Image]
+) -> tuple[list[int], list[float]]:
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=0)
-    (output,) = llm.generate([given], params)
+    (output,) = llm.generate([asked(folder, num_pictures, pictures)], params)
     completion = output.outputs[0]
     assert completion.logprobs is not None
     found = [next(iter(one.values())).logprob for one in completion.logprobs]
@@ -122,6 +141,98 @@ def test_another_picture_gives_another_answer(checkpoint: tuple[Seeing, Path]) -
     first = answer(llm, folder, 1, one)[1]
     assert answer(llm, folder, 1, other)[1] != pytest.approx(first, abs=1e-4)
     assert answer(llm, folder, 1, one)[1] == pytest.approx(first, abs=1e-4)
+
+
+HOW: list[Any] = [
+    ("preempted", {"num_gpu_blocks_override": 12, "block_size": 16, "forecast_admission": False}),
+    ("swapped", {"num_gpu_blocks_override": 12, "forecast_admission": False, "swap_space": 0.001}),
+    ("little encoder cache", {"image_cache_bytes": 1, "max_num_image_tokens": 1}),
+    ("overlapping", {"async_scheduling": True, "max_num_batched_tokens": 16}),
+    ("drafting", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}),
+    ("without prefix cache", {"enable_prefix_caching": False}),
+]
+
+
+@pytest.mark.parametrize("options", [how[1] for how in HOW], ids=[how[0] for how in HOW])
+def test_many_at_once_see_what_each_sees_alone(
+    llm: LLM, folder: Path, options: dict[str, Any]
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, n=2)
+    prompts = [asked(folder, number, pictures) for number, pictures in MIXED]
+    alone = [llm.generate([one], params)[0].outputs for one in prompts]
+    other = engine(folder, **options)
+    together = [output.outputs for output in other.generate(prompts, params)]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
+    if "forecast_admission" in options:
+        assert other.stats().num_preemptions > 0
+        assert bool(other.stats().swapped_out_blocks) == ("swap_space" in options)
+
+
+def test_ranks_see_alike(checkpoint: tuple[Seeing, Path]) -> None:
+    family, folder = checkpoint
+    llm = make(folder, 2, num_gpu_blocks_override=400)
+    check(llm, family, folder, 3, PICTURES)
+
+
+def test_stages_refuse_pictures_by_name(folder: Path) -> None:
+    llm = make(folder, 1, pipeline_parallel_size=2)
+    with pytest.raises(InvalidRequest, match="images: not served with pipeline_parallel_size"):
+        answer(llm, folder, 1, PICTURES[:1])
+    check(llm, seeing.QWEN3_VL, folder, 0, [])
+
+
+def test_chats_with_pictures(checkpoint: tuple[Seeing, Path], tmp_path: Path) -> None:
+    """As Pillow's images, paths and data: URLs, in any of the parts' spellings."""
+    _, folder = checkpoint
+    llm = engine(folder)
+    path = tmp_path / "a picture.png"
+    PICTURES[0].save(path)
+    url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    spellings: list[dict[str, Any]] = [
+        {"type": "image", "image": PICTURES[0]},
+        {"type": "image", "image": path},
+        {"type": "image", "image": f"file://{path}"},
+        {"type": "image_pil", "image_pil": PICTURES[0]},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=0)
+    found = []
+    for part in spellings:
+        content = [part, {"type": "text", "text": "the cat"}]
+        (output,) = llm.chat([{"role": "user", "content": content}], params)
+        assert output.outputs[0].logprobs is not None
+        found.append([next(iter(one.values())).logprob for one in output.outputs[0].logprobs])
+        assert len(output.prompt_token_ids) > 12
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"multi_modal_data": {"video": []}}, 'multi_modal_data must be {"image": one'),
+        ({"multi_modal_data": {"image": PICTURES}}, "has 1 placeholders .* for 3 images"),
+        ({"multi_modal_data": {"image": "/nowhere.png"}}, "image 0: .*No such file"),
+        ({"multi_modal_data": {"image": "https://a/b.png"}}, "image 0: nothing is fetched here"),
+        ({"multi_modal_data": {"image": b"%PDF-1.7"}}, "image 0: .*PDF"),
+        ({"multi_modal_data": {"image": 5}}, "image 0: must be one of Pillow's images"),
+        ({"multi_modal_data": {"image": "data:image/png;base64,?"}}, "the data: URL is no base64"),
+    ],
+)
+def test_pictures_that_are_refused(llm: LLM, folder: Path, given: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        llm.generate(given | {"prompt_token_ids": prompt(folder, 1)})
+    assert llm.stats().num_waiting == llm.stats().num_running == 0
+
+
+def test_a_model_that_does_not_see_refuses_pictures_by_name() -> None:
+    llm = LLM("engine/demo/model", device="cpu", num_gpu_blocks_override=20)
+    part = {"type": "image", "image": PICTURES[0]}
+    with pytest.raises(InvalidRequest, match="images: the model does not see"):
+        llm.generate([{"prompt_token_ids": [5, 6], "multi_modal_data": {"image": PICTURES[0]}}])
+    with pytest.raises(InvalidRequest):
+        llm.chat([{"role": "user", "content": [part]}])
 
 
 @pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.name)
