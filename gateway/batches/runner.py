@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
@@ -47,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 LEASE = timedelta(seconds=30)
 POLL_S = 1.0
-"""Between two looks for work that another worker's client has brought."""
+"""Between two looks for work that another worker's client has brought; up to four times as long
+while there is none, since each look of each worker is a transaction."""
 MAX_LOST = 5
 """A line whose workers have died so often fails, and a batch that they validated: it may be what
 kills them."""
@@ -58,6 +58,27 @@ _OVER: Mapping[BatchStatus, tuple[str, str]] = {
     "cancelling": ("batch_cancelled", "The batch was cancelled before this line was done."),
     "finalizing": ("batch_expired", "The batch expired before this line was done."),
 }
+
+
+class _Polling:
+    """When to look for work again: soon after some was found or ``wake``, else ever later."""
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+        # Random, so that workers that start together do not look together.
+        self._backoff = Backoff(POLL_S, 4 * POLL_S, has_jitter=True)
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def wait(self, *, has_found: bool) -> None:
+        if has_found:
+            self._backoff.reset()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._backoff.next_s()):
+                await self._woken.wait()
+            self._backoff.reset()
+        self._woken.clear()
 
 
 class BatchRunner:
@@ -88,7 +109,7 @@ class BatchRunner:
         self._running: dict[LineKey, tuple[Line, LineRun]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._results: asyncio.Queue[tuple[Result, asyncio.Future[bool]]] = asyncio.Queue()
-        self._woken = asyncio.Event()
+        self._for_lines, self._for_batches = _Polling(), _Polling()
         self._paused_until: dict[UUID | None, float] = {}
         """Until when no line of a tenant is tried, or of nobody under None."""
         self._outage = OutageLog(logger)
@@ -113,7 +134,8 @@ class BatchRunner:
 
     def wake(self) -> None:
         """There may be work."""
-        self._woken.set()
+        self._for_lines.wake()
+        self._for_batches.wake()
 
     async def run(self) -> None:
         """Run lines until cancelled; then those that run are given back."""
@@ -154,7 +176,7 @@ class BatchRunner:
 
     async def _claim(self) -> None:
         """Take as many lines as there is room for, then wait for room or work."""
-        self._woken.clear()
+        found: Sequence[Line] = ()
         if self._admission.draining:
             for _, run in [*self._running.values()]:
                 run.stop()
@@ -164,12 +186,10 @@ class BatchRunner:
             if None not in self._paused_until:
                 ids = [new_request_id() for _ in range(room)]
                 tenants = [who for who in self._paused_until if who is not None]
-                for line in await self._queue.claim(self._owner, ids, self._lease, but_of=tenants):
+                found = await self._queue.claim(self._owner, ids, self._lease, but_of=tenants)
+                for line in found:
                     self._start(line)
-        # Random, so that workers that start together do not look together.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S * random.uniform(0.5, 1.0)):
-                await self._woken.wait()
+        await self._for_lines.wait(has_found=bool(found))
 
     def _start(self, line: Line) -> None:
         assert self._app is not None, "serve comes before run"
@@ -201,7 +221,9 @@ class BatchRunner:
             logger.warning("%s, line %d runs again: %s", line.batch_id, line.number, error)
         finally:
             del self._running[line.key]
-            self._woken.set()
+            self._for_lines.wake()
+            if not self._running:  # It may have been the last one of a batch.
+                self._for_batches.wake()
 
     async def _finish(self, line: Line, answer: Answer) -> None:
         is_failed = answer.status != 200
@@ -228,6 +250,7 @@ class BatchRunner:
         elif answer.status == 503:
             self._pause(None, wait_s)
         await self._queue.give_back(line, timedelta(seconds=wait_s))
+        asyncio.get_running_loop().call_later(wait_s, self._for_lines.wake)
 
     def _pause(self, who: UUID | None, wait_s: float) -> None:
         until = time.monotonic() + wait_s
@@ -286,7 +309,7 @@ class BatchRunner:
     async def _step(self) -> None:
         batch = None if self._admission.draining else await self._queue.step(self._lease)
         if batch is None:
-            await asyncio.sleep(POLL_S * random.uniform(0.25, 0.5))
+            await self._for_batches.wait(has_found=bool(self._running))
             return
         keeping = asyncio.create_task(self._keep_leased(batch), name=f"lease of {batch.id}")
         try:
@@ -294,7 +317,7 @@ class BatchRunner:
                 await self._validation.give_up(batch)
             elif batch.status == "validating":
                 await self._validation.run(batch)
-                self._woken.set()
+                self._for_lines.wake()
             else:
                 await self._end(batch)
         finally:

@@ -93,6 +93,7 @@ async def cancel(services: Services, request: Request) -> Response:
     batch = await _find(services, request)
     cancelled = await services.store.batch_queue.cancel(batch.tenant_id, batch.id)
     if cancelled is not None:
+        services.batches.wake()
         return json_answer(_shown(cancelled))
     batch = await _find(services, request)
     if batch.status not in ("cancelling", "cancelled"):
