@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import signal
@@ -66,6 +65,19 @@ async def test_the_answer_is_that_of_the_model_also_after_a_move(tmp_path: Path)
             assert usage is not None
             assert usage.prompt_tokens == len(wanted.prompt_token_ids or ())
         assert fleet.moves.num_moved == 1
+        # The same picture is another tenant's for the first time, however often it was seen.
+        gateway.tenant = await gateway.store.create_tenant("globex")
+        async with gateway.openai(api_key=await gateway.key("chat")) as other:
+            cached: list[int] = []
+            for one in (client, other, other):
+                answer = await one.chat.completions.create(
+                    model=MODEL, messages=messages, max_completion_tokens=1
+                )
+                assert answer.usage is not None
+                details = answer.usage.prompt_tokens_details
+                assert details is not None
+                cached.append(details.cached_tokens or 0)
+        assert cached[1] == 0
+        assert cached[0] == cached[2] > 0
         room = gateway.app.state.services.images.room
         await until(lambda: room.num_bytes == 0)
-        await asyncio.sleep(0)
