@@ -155,7 +155,7 @@ def refusal(picture: Picture, message: str, code: str) -> InvalidRequestError:
 
 
 def _param(picture: Picture) -> str:
-    return f"{picture.place}.{picture.field}"
+    return f"{picture.place}.{picture.field}" if picture.field else picture.place
 
 
 def _reason(error: httpx2.HTTPError) -> str:

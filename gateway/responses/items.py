@@ -271,26 +271,29 @@ def _content(content: Content, place: str, field: str) -> chat.Content:
     if isinstance(content, str):
         return content
     parts: list[chat.ContentPart] = []
+    is_own = place.startswith("input")
     for index, part in enumerate(content):
+        path = f"{place}.{field}[{index}]" if is_own else place
         match part:
             case InputText() | OutputText():
                 parts.append(TextPart(part.text))
             case RefusalText():
                 parts.append(TextPart(part.refusal))
             case InputImage():
-                parts.append(_picture(part, f"{place}.{field}[{index}]"))
+                parts.append(_picture(part, path, is_own=is_own))
             case _:
                 kind = part.__struct_config__.tag
                 raise UnsupportedParameter(
                     f"Content of type {kind} is not supported by this server.",
-                    param=f"{place}.{field}[{index}]",
+                    param=path,
                 )
     if any(isinstance(part, Picture) for part in parts):
         return parts
     return "\n".join([part.text for part in parts if isinstance(part, TextPart)])
 
 
-def _picture(part: InputImage, place: str) -> Picture:
+def _picture(part: InputImage, place: str, *, is_own: bool) -> Picture:
+    """``is_own``: whether it is of the request itself, which has a path for it."""
     file_id = part.file_id or None
     if bool(part.image_url) == bool(file_id):
         raise InvalidRequestError("Set either image_url or file_id.", param=place)
@@ -298,7 +301,7 @@ def _picture(part: InputImage, place: str) -> Picture:
         image_url=ImageUrl(url=part.image_url or "", detail=part.detail),
         file_id=file_id,
         place=place,
-        field="image_url" if file_id is None else "file_id",
+        field="" if not is_own else "image_url" if file_id is None else "file_id",
         kind="input_image",
     )
 

@@ -43,7 +43,7 @@ class Picture(ImagePart, frozen=True, kw_only=True):
     place: str
     """The path of the part, as its client calls it."""
     field: str
-    """Of that part, what holds the picture."""
+    """Of that part, what holds the picture; empty if ``place`` is all that can be named."""
     kind: str
     """What its client calls such a part."""
     file_id: str | None = None

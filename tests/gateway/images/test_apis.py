@@ -122,7 +122,7 @@ async def test_files_are_those_of_the_tenant(
 ) -> None:
     file = await client.files.create(file=("a.png", picture()), purpose="vision")
     asked = said({"type": "input_image", "file_id": file.id})
-    await client.responses.create(model=MODEL, input=asked)
+    first = await client.responses.create(model=MODEL, input=asked)
     assert len(double.requests[-1].images) == 1
     other = await gateway.store.create_tenant("globex")
     async with gateway.openai(api_key=await _key_of(gateway, other)) as stranger:
@@ -130,8 +130,14 @@ async def test_files_are_those_of_the_tenant(
             await stranger.responses.create(model=MODEL, input=asked)
         assert caught.value.code == "image_file_not_found"
     await client.files.delete(file.id)
-    with pytest.raises(openai.BadRequestError, match="no file"):
-        await client.responses.create(model=MODEL, input=asked)
+    wrong: Any
+    for wrong, param in (
+        ({"input": asked}, "input[0].content[0].file_id"),
+        ({"input": "x", "previous_response_id": first.id}, "previous_response_id"),
+    ):
+        with pytest.raises(openai.BadRequestError, match="no file") as caught:
+            await client.responses.create(model=MODEL, **wrong)
+        assert caught.value.param == param
 
 
 async def _key_of(gateway: Gateway, tenant: Any) -> str:

@@ -21,6 +21,7 @@ from tests.gateway.serving import MODEL, make_config, served, until
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.nightly]
 LENGTH = 200
+SERVED = [family for family in seeing.FAMILIES if family.module != "gemma3"]
 ENGINE = {
     "kv_cache_memory_bytes": 16 * 2**20,
     "num_threads": 1,
@@ -29,8 +30,11 @@ ENGINE = {
 }
 
 
-async def test_the_answer_is_that_of_the_model_also_after_a_move(tmp_path: Path) -> None:
-    folder = seeing.write(seeing.QWEN3_VL, tmp_path)
+@pytest.mark.parametrize("family", SERVED, ids=lambda family: family.name)
+async def test_the_answer_is_that_of_the_model_also_after_a_move(
+    family: seeing.Seeing, tmp_path: Path
+) -> None:
+    folder = seeing.write(family, tmp_path)
     files = [picture(64, 48), picture(90, 33, "JPEG")]
     images = [Image.open(io.BytesIO(file)) for file in files]
     parts: list[Any] = ["a", {"type": "image", "image": images[0]}, "b"]
