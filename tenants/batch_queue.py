@@ -225,8 +225,8 @@ class BatchQueue:
     # -- batches, for workers
 
     async def step(self, lease: timedelta) -> Batch | None:
-        """Lease a batch that is to be validated or ended."""
-        await self._connections.fetch(_SQL["expire_batches"], ())
+        """Lease a batch that is to be validated or ended. One whose time has ended is found by the
+        second look from then on."""
         return _one(await self._connections.fetch(_SQL["step_batch"], (lease,)))
 
     async def keep(self, batch: Batch, lease: timedelta) -> bool:

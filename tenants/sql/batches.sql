@@ -70,22 +70,23 @@ WHERE
 SELECT batch_finish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
     AS kept;
 
--- name: expire_batches for operator
--- Those whose time is over are to be ended.
-UPDATE batch SET status = 'finalizing', ends_as = 'expired', finalizing_at = now()
-WHERE (tenant_id, id) IN (
-    SELECT tenant_id, id FROM batch
-    WHERE ended_at IS NULL AND status IN ('validating', 'in_progress') AND expires_at <= now()
-    FOR UPDATE SKIP LOCKED
-);
-
 -- name: step_batch for operator
--- A batch to validate or to end, the oldest first; not while a line of it runs.
+-- A batch to validate or to end, the oldest first; not while a line of it runs. Those whose time is
+-- over are to be ended by the next look.
+WITH expired AS (
+    UPDATE batch SET status = 'finalizing', ends_as = 'expired', finalizing_at = now()
+    WHERE (tenant_id, id) IN (
+        SELECT tenant_id, id FROM batch
+        WHERE ended_at IS NULL AND status IN ('validating', 'in_progress') AND expires_at <= now()
+        FOR UPDATE SKIP LOCKED
+    )
+)
 UPDATE batch SET attempts = attempts + 1, free_at = now() + $1::interval
 WHERE (tenant_id, id) = (
     SELECT b.tenant_id, b.id FROM batch AS b
     WHERE b.ended_at IS NULL AND b.free_at <= now() AND (
-        b.status = 'validating' OR b.status IN ('finalizing', 'cancelling') AND NOT EXISTS (
+        b.status = 'validating' AND b.expires_at > now()
+        OR b.status IN ('finalizing', 'cancelling') AND NOT EXISTS (
             SELECT FROM batch_line AS l
             WHERE
                 l.tenant_id = b.tenant_id AND l.batch_id = b.id AND NOT l.is_done
