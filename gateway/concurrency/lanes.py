@@ -39,6 +39,10 @@ class Lanes:
         """The number of tenants that have a turn or wait for one."""
         return len(self._locks)
 
+    def num_users(self, tenant: UUID) -> int:
+        """Turns that a tenant has or waits for."""
+        return self._num_users.get(tenant, 0)
+
     async def turn(self, tenant: UUID) -> Turn:
         """Wait until there is room in the tenant's lane, first come, first served, and take it."""
         await self._enter(tenant)

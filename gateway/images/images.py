@@ -18,9 +18,9 @@ from engine.errors import ImageTooLarge
 from engine.images.load import load_processor
 from engine.images.processor import Detail, Fit, ImageProcessor
 from engine.messages import Image
-from gateway.concurrency.lanes import Lanes
+from gateway.concurrency.lanes import Lanes, Turn
 from gateway.config import Config
-from gateway.errors import Unavailable
+from gateway.errors import RateLimited, Unavailable
 from gateway.images.jobs import Look, Pixels, Prepare, Refused, Setup, Size
 from gateway.images.memory import Held, Room, SharedFolder
 from gateway.images.sources import Given, Sources, refusal
@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 MOST_AT_ONCE = 4
 """Requests of one tenant whose pictures are in memory before they are decoded."""
+MAX_WAITING = 256
+"""Requests with pictures of one tenant that have not been admitted, beyond which more are
+refused."""
 _BYTES_PER_PIXEL = 12
 _BASE_BYTES = 256 * 2**20
 """What decoding takes at most, beside what grows with the picture."""
@@ -67,7 +70,7 @@ class Images:
         self.workers = Workers(settings.workers, setup)
         self.folder = SharedFolder()
         self.room = Room(settings.max_memory_bytes)
-        self.lanes = Lanes(MOST_AT_ONCE)
+        self._lanes = Lanes(MOST_AT_ONCE)
 
     async def start(self) -> None:
         """Start a process, and remove what dead gateways have left. To be called if a model
@@ -75,6 +78,14 @@ class Images:
         await asyncio.to_thread(self.folder.remove_leftovers)
         with contextlib.suppress(Unavailable):  # The log says why.
             await self.workers.start()
+
+    async def turn(self, tenant: UUID) -> Turn:
+        """For a request to have its pictures in memory. Raises ``RateLimited``."""
+        if self._lanes.num_users(tenant) >= MAX_WAITING:
+            raise RateLimited(
+                f"{MAX_WAITING} requests of your tenant with images wait already.", retry_after_s=1
+            )
+        return await self._lanes.turn(tenant)
 
     async def close(self) -> None:
         """Idempotent."""

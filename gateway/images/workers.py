@@ -15,7 +15,7 @@ from uuid import UUID
 
 from engine.launch import import_path
 from gateway.concurrency.lanes import Lanes
-from gateway.errors import Draining, RateLimited, Unavailable
+from gateway.errors import Draining, Unavailable
 from gateway.images.jobs import LENGTH, Answer, Job, Prepare, Refused, Setup, answer_decoder, framed
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,6 @@ _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 _TRIES = 2
 """A job whose process dies is tried once more: something else may have killed it."""
 _TOO_LONG = Refused("image_too_large", "the image takes too long to be decoded")
-MAX_WAITING = 256
-"""Jobs of one tenant that wait or are done, beyond which its requests are refused."""
 
 
 class Workers:
@@ -39,7 +37,6 @@ class Workers:
         self._idle: list[Process] = []
         self._all: set[Process] = set()
         self._lanes = Lanes(max(1, number - 1))
-        self._num_jobs: dict[UUID, int] = {}
         self._closed = False
 
     @property
@@ -53,13 +50,7 @@ class Workers:
 
     async def do(self, job: Job, tenant: UUID) -> Answer:
         """Do a job at its tenant's turn. If the caller is cancelled it goes on, and its file is
-        removed. Raises ``RateLimited`` for a tenant that has too many, and ``Unavailable``."""
-        num_jobs = self._num_jobs.get(tenant, 0)
-        if num_jobs >= MAX_WAITING:
-            raise RateLimited(
-                f"{num_jobs} images of your tenant wait to be decoded already.", retry_after_s=1
-            )
-        self._num_jobs[tenant] = num_jobs + 1
+        removed. Raises ``Unavailable``."""
         work: list[asyncio.Task[Answer]] = []
 
         def start() -> asyncio.Task[Answer]:
@@ -72,10 +63,6 @@ class Workers:
             if work and isinstance(job, Prepare):
                 work[0].add_done_callback(partial(_discard, job.file))
             raise
-        finally:
-            self._num_jobs[tenant] -= 1
-            if not self._num_jobs[tenant]:
-                del self._num_jobs[tenant]
 
     async def _tried(self, job: Job) -> Answer:
         for _ in range(_TRIES):

@@ -29,10 +29,10 @@ class RequestImages:
 
     async def measure(self, vision: ModelVision | None, pictures: Sequence[Picture]) -> None:
         """Read the pictures and their headers, from which their tokens follow. Raises as
-        ``ModelVision.look`` does."""
+        ``Images.turn`` and ``ModelVision.look`` do."""
         assert vision is not None, "a prompt for a model that reads text only has no pictures"
         self._vision = vision
-        self._turn = await vision.images.lanes.turn(self._tenant)
+        self._turn = await vision.images.turn(self._tenant)
         self._looked = await vision.look(pictures, self._tenant)
 
     async def look(self, vision: ModelVision | None, prompt: Prompt) -> Prompt:

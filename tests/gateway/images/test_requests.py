@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx2
 import pytest
@@ -16,7 +17,8 @@ import pytest_asyncio
 from engine.images.load import load_processor
 from engine.images.prepare import prepare
 from engine.messages import GenerateRequest
-from gateway.images import memory
+from gateway.errors import RateLimited
+from gateway.images import images, memory
 from gateway.services import Services
 from tests.gateway.engine_double import EngineDouble, Play
 from tests.gateway.images.drawing import data_url, image_part, picture, question
@@ -181,6 +183,23 @@ async def test_a_request_that_is_left_leaves_no_picture(
     asking.cancel()
     await until(lambda: not Path(double.requests[0].images[0].segment).exists())
     assert services(gateway).images.room.num_bytes == 0
+
+
+async def test_few_requests_of_a_tenant_have_their_pictures_in_memory(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, tenant = services(gateway).images, gateway.tenant.id
+    turns = [await found.turn(tenant) for _ in range(images.MOST_AT_ONCE)]
+    monkeypatch.setattr(images, "MAX_WAITING", images.MOST_AT_ONCE + 1)
+    waiting = asyncio.create_task(found.turn(tenant))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    with pytest.raises(RateLimited):
+        await found.turn(tenant)
+    (await found.turn(uuid4())).leave()
+    for turn in turns:
+        turn.leave()
+    (await waiting).leave()
 
 
 async def test_limits_of_a_request(model_dir: Path) -> None:

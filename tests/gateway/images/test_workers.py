@@ -14,7 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from gateway.errors import RateLimited, Unavailable
+from gateway.errors import Unavailable
 from gateway.images import workers as module
 from gateway.images.jobs import Look, Pixels, Prepare, Refused, Setup, Size
 from gateway.images.workers import Workers
@@ -119,18 +119,3 @@ async def test_one_that_hangs_is_replaced(
     monkeypatch.setattr(module, "_WALL_PER_CPU", 20.0)
     assert await workers.do(LOOK, ONE) == Size(64, 48)
     assert pid not in workers.pids
-
-
-async def test_who_waits_too_much_is_refused_and_who_leaves_holds_nothing(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 3)
-    jobs = [asyncio.create_task(workers.do(LOOK, ONE)) for _ in range(3)]
-    await asyncio.sleep(0)
-    with pytest.raises(RateLimited):
-        await workers.do(LOOK, ONE)
-    assert await workers.do(LOOK, OTHER) == Size(64, 48)
-    for job in jobs:
-        job.cancel()
-    await asyncio.gather(*jobs, return_exceptions=True)
-    assert await workers.do(LOOK, ONE) == Size(64, 48)
