@@ -50,10 +50,10 @@ NATIVE = {
     "MixtralForCausalLM": Family("mixtral", "Mixtral"),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", "Qwen 3 MoE"),
     "Qwen3NextForCausalLM": Family("qwen3_next", "Qwen3-Next"),
-    "Qwen3_5ForCausalLM": Family("qwen3_5", "Qwen 3.5, 3.6 (text)"),
-    "Qwen3_5ForConditionalGeneration": Family("qwen3_5", "Qwen 3.5, 3.6 (text)"),
-    "Qwen3_5MoeForCausalLM": Family("qwen3_5_moe", "Qwen 3.5, 3.6 MoE (text)"),
-    "Qwen3_5MoeForConditionalGeneration": Family("qwen3_5_moe", "Qwen 3.5, 3.6 MoE (text)"),
+    "Qwen3_5ForCausalLM": Family("qwen3_5", "Qwen 3.5, 3.6"),
+    "Qwen3_5ForConditionalGeneration": Family("qwen3_5", "Qwen 3.5, 3.6"),
+    "Qwen3_5MoeForCausalLM": Family("qwen3_5_moe", "Qwen 3.5, 3.6 MoE"),
+    "Qwen3_5MoeForConditionalGeneration": Family("qwen3_5_moe", "Qwen 3.5, 3.6 MoE"),
     "Lfm2ForCausalLM": Family("lfm2", "LFM2"),
     "DeepseekV2ForCausalLM": Family("deepseek_v2", "DeepSeek V2"),
     "DeepseekV3ForCausalLM": Family("deepseek_v3", "DeepSeek V3, R1"),
@@ -65,6 +65,8 @@ NATIVE = {
 VISION = {
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5",
     "Mistral3ForConditionalGeneration": "pixtral",
     "Gemma3ForConditionalGeneration": "gemma3",
 }

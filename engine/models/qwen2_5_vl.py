@@ -63,7 +63,7 @@ def read_rope(file: qwen2.ConfigFile) -> RopeConfig:
 def sections(config: ModelConfig, default: list[int], *, interleaved: bool) -> RotarySections:
     """From the parameters of the rotation. Raises ``ValueError``."""
     sizes: Any = config.rope.parameters.get("mrope_section") or default
-    pairs = config.head_dim // 2
+    pairs = int(config.head_dim * config.rope.rotary_fraction) // 2
     if not isinstance(sizes, list) or len(sizes) != 3 or sum(sizes) != pairs:
         raise ValueError(f"mrope_section: must be three numbers of sum {pairs}, got {sizes!r}")
     return RotarySections((sizes[0], sizes[1], sizes[2]), interleaved=interleaved)

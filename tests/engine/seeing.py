@@ -176,6 +176,52 @@ QWEN2_5_VL = Seeing(
     ("pixel_values", "image_grid_thw"),
 )
 
+QWEN3_5 = Seeing(
+    families.Case(
+        "qwen3.5",
+        "Qwen3_5ForConditionalGeneration",
+        {
+            **families.HYBRID,
+            "linear_num_key_heads": 2,
+            "initializer_range": 0.07,
+            "vocab_size": tokenizer(QWEN_TOKENS).get_vocab_size(),
+            "max_position_embeddings": 512,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 300.0,
+                "partial_rotary_factor": 0.75,
+                "mrope_section": [2, 2, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        around={
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "patch_size": 8,
+                "out_hidden_size": 64,
+                "num_position_embeddings": 16,
+                "initializer_range": 0.08,
+            },
+            **_ids(
+                QWEN_TOKENS,
+                image_token_id="<|image_pad|>",
+                video_token_id="<|video_pad|>",
+                vision_start_token_id="<|vision_start|>",
+                vision_end_token_id="<|vision_end|>",
+            ),
+        },
+    ),
+    QWEN_TOKENS,
+    QWEN_TEMPLATE,
+    QWEN3_VL.preprocessor,
+    "Qwen3VLProcessor",
+    "qwen2_vl.Qwen2VL",
+    ("pixel_values", "image_grid_thw"),
+)
+
 MISTRAL_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'user' %}[INST]"
     "{% if message.content is string %}{{ message.content }}{% else %}"
@@ -282,7 +328,7 @@ GEMMA3 = Seeing(
     ("pixel_values",),
 )
 
-FAMILIES = [QWEN3_VL, QWEN2_5_VL, MISTRAL3, GEMMA3]
+FAMILIES = [QWEN3_VL, QWEN2_5_VL, QWEN3_5, MISTRAL3, GEMMA3]
 
 
 def write(seeing: Seeing, folder: Path, **changes: Any) -> Path:

@@ -117,7 +117,7 @@ class Encoder(VisionEncoder):
     behind each of the text model's first layers, as many as ``deepstack_visual_indexes``:
     [image tokens, (1 + layers) * hidden_size]."""
 
-    file_class = ConfigFile
+    file_class: ClassVar[type[ConfigFile]] = ConfigFile
     prefixes = ("model.visual.", "visual.")
     names: ClassVar = {"embed": "patch_embed.proj", "position_grid": "pos_embed.weight"}
 
