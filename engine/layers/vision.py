@@ -20,15 +20,23 @@ class Sight:
     """[3, num_tokens] int64: frame, row and column of each token, for models that rotate by these.
     None: by the positions in the cache."""
 
+    @classmethod
+    def of_text(cls, rotary: torch.Tensor) -> Sight:
+        """Of a step without image tokens, whose text comes behind pictures."""
+        nothing = torch.empty(0, dtype=torch.int64, device=rotary.device)
+        return cls(nothing, nothing[:, None], rotary)
+
     def placed(self, x: torch.Tensor) -> torch.Tensor:
         """The embeddings of all tokens, changed in place. x: [num_tokens, hidden], of their ids."""
+        if not len(self.index):
+            return x
         return x.index_copy_(0, self.index, self.embeddings[:, : x.shape[1]])
 
     def deepened(self, x: torch.Tensor, layer: int) -> torch.Tensor:
         """The states behind a layer; ``x`` itself behind all but the first ones."""
         size = x.shape[1]
         added = self.embeddings[:, (layer + 1) * size : (layer + 2) * size]
-        return x.index_add(0, self.index, added) if added.shape[1] else x
+        return x.index_add(0, self.index, added) if added.numel() else x
 
 
 @dataclass(frozen=True, slots=True)

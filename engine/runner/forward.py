@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,8 +26,10 @@ from engine.runner.graphs.steps import StepGraphs
 from engine.runner.inputs import ChunkFields, SampledTokens, build_inputs
 from engine.runner.logprobs import LogprobRows, Reading
 from engine.runner.memory import PagedCache
+from engine.runner.pictures import PictureRows
 from engine.runner.rows import Ints, RowTable
 from engine.runner.states import Saves
+from engine.scheduler.plan import Seen
 from kernels.transfer import to_device
 
 
@@ -53,8 +55,10 @@ class ForwardPass:
         logprobs: LogprobRows,
         adapters: AdapterSlots | None = None,
         stage: Stage = WHOLE,
+        pictures: PictureRows | None = None,
     ) -> None:
         self.stage = stage
+        self.pictures = pictures
         self.executors = executors
         self.graphs: StepGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
@@ -85,6 +89,7 @@ class ForwardPass:
                 adapters,
                 num_drafts=num_drafts,
                 states=self._cache.states,
+                shifts=None if self.pictures is None else self.pictures.shifts,
             )
             self.graphs.capture(on_progress)
         sizes = prompt_sizes(min(max_num_tokens, table.tokens.shape[1]))
@@ -106,25 +111,27 @@ class ForwardPass:
         *,
         keeps_features: bool,
         saves: Saves = (),
-        sight: Sight | None = None,
+        seen: Sequence[Seen] = (),
     ) -> Computed:
         """keeps_features: for a draft network; steps with longer chunks always do. saves: states to
-        keep, see ``StepPlan``. sight: its pictures."""
-        computed = self._run(fields, keeps_features=keeps_features, saves=saves, sight=sight)
+        keep, seen: image tokens, see ``StepPlan``."""
+        computed = self._run(fields, keeps_features=keeps_features, saves=saves, seen=seen)
         if self._cache.states is not None:
             self._cache.states.save_ends(fields, saves)
         return computed
 
     def _run(
-        self, fields: ChunkFields, *, keeps_features: bool, saves: Saves, sight: Sight | None
+        self, fields: ChunkFields, *, keeps_features: bool, saves: Saves, seen: Sequence[Seen]
     ) -> Computed:
-        adapters = self.adapters
+        adapters, pictures = self.adapters, self.pictures
         adapted = adapters is not None and adapters.serves(fields.rows)
+        sight = None if pictures is None else pictures.sight(fields, seen)
+        shifted = sight is not None and not seen and pictures.only_shift(fields)
         graphs, prompts = self.graphs, self.prompt_graphs
         if sight is not None:
-            graphs = prompts = None
-        if graphs is not None and graphs.fits(fields, adapted=adapted):
-            options = {"adapted": adapted, "keeps_features": keeps_features}
+            graphs, prompts = graphs if shifted else None, None
+        if graphs is not None and graphs.fits(fields, adapted=adapted, shifted=shifted):
+            options = {"adapted": adapted, "shifted": shifted, "keeps_features": keeps_features}
             return Computed(*graphs.run(fields, **options))
         fits = prompts is not None and prompts.fits(fields, adapted=adapted)
         if prompts is not None and fits and not self.logprobs.wants_prompts(fields):

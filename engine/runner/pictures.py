@@ -12,7 +12,7 @@ from engine.runner.inputs import ChunkFields
 from engine.runner.rows import Ints
 from engine.scheduler.plan import Encoding, Seen, StepPlan
 from engine.vision import BLOCK_ROWS, Vision
-from kernels.transfer import to_device
+from kernels.transfer import put, to_device
 
 Encoder = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 """From pixels ([height, width, 3] uint8 each) to embeddings ([image tokens, width] each)."""
@@ -43,6 +43,10 @@ class PictureRows:
         cache."""
         self._deltas = np.zeros(max_num_seqs, np.int64)
         """What is added to the places behind it to get rotary positions."""
+        self.shifts: torch.Tensor | None = None
+        """[max_num_seqs] int64: the same on the device; None if the model rotates by places."""
+        if vision.rotates_by_grid:
+            self.shifts = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
 
     def apply(self, plan: StepPlan) -> None:
         """Take note of admissions, and encode the pictures of a step."""
@@ -53,6 +57,9 @@ class PictureRows:
             self._ends[admission.row] = first + rows * columns
             sides = ((max(rows, columns) - rows * columns) for _, rows, columns in grids)
             self._deltas[admission.row] = sum(sides)
+        if plan.admissions and self.shifts is not None:
+            admitted = np.array([admission.row for admission in plan.admissions])
+            put(self.shifts, np.stack((admitted, self._deltas[admitted])))
         if plan.encodings:
             device = self._rows.device
             pixels = [to_device(_pixels(encoding), device) for encoding in plan.encodings]
@@ -68,6 +75,12 @@ class PictureRows:
     @property
     def device(self) -> torch.device:
         return self._rows.device
+
+    def only_shift(self, fields: ChunkFields) -> bool:
+        """Whether all that pictures mean for a step without image tokens is that some rotary
+        positions are shifted."""
+        ends = self._ends[fields.rows]
+        return bool(ends.any() and (fields.computed >= ends).all())
 
     def sight(self, fields: ChunkFields, seen: Sequence[Seen]) -> Sight | None:
         """None if no chunk has to do with pictures."""

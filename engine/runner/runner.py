@@ -22,7 +22,6 @@ from engine.runner.host_tokens import HostTokens
 from engine.runner.inputs import ChunkFields, SampledTokens
 from engine.runner.logprobs import Reading
 from engine.runner.memory import PagedCache
-from engine.runner.pictures import PictureRows
 from engine.runner.rows import RowTable
 from engine.runner.step_costs import measure_step_costs
 from engine.runner.step_waits import StepWaits
@@ -90,7 +89,6 @@ class TorchRunner:
         sampler: Sampler,
         drafting: Drafting | None = None,
         accept: Callable[[Chunk, list[int]], list[int]] = accept,
-        pictures: PictureRows | None = None,
     ) -> None:
         self._forward_pass = forward_pass
         self._blocks = blocks
@@ -103,7 +101,6 @@ class TorchRunner:
         self.step_costs: StepCosts | None = None
         self.pooling: PoolingModel | None = None
         self.vision: Vision | None = None
-        self._pictures = pictures
         self.stage = forward_pass.stage
         self._from_last = TokensFromLast(self.stage, table.tokens)
         self.max_model_len = table.tokens.shape[1]
@@ -181,10 +178,8 @@ class TorchRunner:
             keeps_features = plan.keeps_features or bool(plan.admissions)
             fields = ChunkFields.read(plan.chunks)
             self._from_last.take_for(fields.rows)
-            pictures = self._pictures
-            sight = None if pictures is None else pictures.sight(fields, plan.seen)
             computed = self._forward_pass.run(
-                fields, keeps_features=keeps_features, saves=plan.state_saves, sight=sight
+                fields, keeps_features=keeps_features, saves=plan.state_saves, seen=plan.seen
             )
         self._launched = _Launched(plan, computed, drafted, copied_out, launched_at)
 
@@ -313,8 +308,8 @@ class TorchRunner:
         self._blocks.copies.copy(plan.block_copies)
         if self._blocks.cache.states is not None:
             self._blocks.cache.states.load(plan.state_loads)
-        if self._pictures is not None:
-            self._pictures.apply(plan)
+        if self._forward_pass.pictures is not None:
+            self._forward_pass.pictures.apply(plan)
         self._table.write_drafts(plan.chunks)
         if self._drafting is not None:
             self._drafting.apply(plan)

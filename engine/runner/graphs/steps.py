@@ -24,6 +24,7 @@ import torch
 from engine.attention.base import CapturableBackend
 from engine.executors.base import Executor, Executors
 from engine.layers.attention import KVCache, StepContext
+from engine.layers.vision import Sight
 from engine.lora.slots import AdapterSlots, captured
 from engine.runner.graphs.fused import log_faster, measure_most_tokens
 from engine.runner.graphs.shared_inputs import SharedInputs
@@ -55,6 +56,9 @@ class Kind(NamedTuple):
     """Some tokens have a LoRA adapter."""
     resting: bool = False
     """The step keeps nothing for a draft network; decode steps without adapters only."""
+    shifted: bool = False
+    """Some sequences have rotary positions that are shifted, because they come behind pictures;
+    without adapters only."""
 
 
 class StepGraphs:
@@ -74,15 +78,17 @@ class StepGraphs:
         *,
         num_drafts: int = 0,
         states: StateCache | None = None,
+        shifts: torch.Tensor | None = None,
     ) -> None:
         """adapters: if any, they are capturable. num_drafts: of a sequence, at most; 0 where layers
-        keep states."""
+        keep states. shifts: [rows] int64, of rotary positions; None if there never are any."""
         self._executors = executors
         self._kv_cache = kv_cache
         self._table = table
         self._attention = attention
         self._adapters = adapters
         self._states = states
+        self._shifts = shifts
         self._shared: SharedInputs | None = None
         if attention.sharing is not None and table.num_rows > 1:
             self._shared = SharedInputs(table, attention.sharing)
@@ -115,6 +121,9 @@ class StepGraphs:
             families[plain._replace(adapted=True)] = adapted_sizes(sizes)
         if num_queries == 1 and self._executors.resting is not None:
             families[Kind(resting=True)] = sizes
+        if self._shifts is not None:
+            for kind in [kind for kind in families if not kind.adapted]:
+                families[kind._replace(shifted=True)] = sizes
         if num_queries == 1 and self._shared is not None:
             for kind, of_kind in list(families.items()):
                 families[kind._replace(shared=True)] = sharing_sizes(of_kind)
@@ -184,8 +193,9 @@ class StepGraphs:
 
     # ---- running --------------------------------------------------------------------------------
 
-    def fits(self, fields: ChunkFields, *, adapted: bool = False) -> bool:
-        """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter."""
+    def fits(self, fields: ChunkFields, *, adapted: bool = False, shifted: bool = False) -> bool:
+        """Whether a step is one that ``run`` can execute. adapted: some rows have an adapter.
+        shifted: or rotary positions of their own."""
         lens = fields.query_lens.tolist()  # For few numbers lists are faster than arrays.
         if fields.num_sampled.tolist() != lens:
             return False
@@ -193,7 +203,7 @@ class StepGraphs:
         if longest > 1 + max(self.lengths, default=0):
             return False
         num_queries = self._num_queries(longest)
-        graphs = self._families.get(Kind(num_queries, adapted=adapted))
+        graphs = self._families.get(Kind(num_queries, adapted=adapted, shifted=shifted))
         if graphs is None or len(lens) > graphs.max_batch:
             return False
         # Sequences that are filled up need tokens for that.
@@ -204,7 +214,12 @@ class StepGraphs:
         return next(number for number in self._buffers if number >= longest)
 
     def run(
-        self, fields: ChunkFields, *, adapted: bool = False, keeps_features: bool = True
+        self,
+        fields: ChunkFields,
+        *,
+        adapted: bool = False,
+        shifted: bool = False,
+        keeps_features: bool = True,
     ) -> tuple[SampledTokens, torch.Tensor]:
         """Execute a step that ``fits``: what is sampled, and its logits [num_sampled, vocab].
 
@@ -221,6 +236,7 @@ class StepGraphs:
             resting=decodes
             and self._executors.resting is not None
             and not (keeps_features or adapted),
+            shifted=shifted,
         )
         graphs, buffers = self._choose(fields, kind), self._buffers[num_queries]
         size = graphs.size_for(batch)
@@ -286,4 +302,12 @@ class StepGraphs:
             adapted=kind.adapted,
             group_of=self._table.group_of,
             states=None if states is None else states.graph_step(buffers.rows(size), positions),
+            sight=self._shifted(buffers.rows(size), positions) if kind.shifted else None,
         )
+
+    def _shifted(self, rows: torch.Tensor, positions: torch.Tensor) -> Sight:
+        """rows: of equally many positions each; those below 0 are padding."""
+        assert self._shifts is not None
+        shifts = self._shifts[rows.clamp(min=0)].repeat_interleave(len(positions) // len(rows))
+        rotary = (positions + shifts).clamp(min=0)
+        return Sight.of_text(rotary.expand(3, -1))

@@ -169,6 +169,7 @@ def _load(
         LogprobRows(config.num_seqs, facts.vocab_size),
         adapters,
         stage,
+        pictures,
     )
     speculative = config.speculative_config
     num_drafts = 0 if speculative is None else speculative.num_tokens
@@ -180,7 +181,7 @@ def _load(
         )
     blocks = Blocks(cache, BlockCopies([cache.stack, *made.copied]), host_blocks)
     runner = runner_class(
-        facts, forward_pass, blocks, table, sampler, made.drafting, acceptance(config), pictures
+        facts, forward_pass, blocks, table, sampler, made.drafting, acceptance(config)
     )
     runner.vision = vision
     runner.pooling = config.pooling

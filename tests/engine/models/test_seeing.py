@@ -18,6 +18,7 @@ from engine.prompt_images import placed
 from tests.engine import seeing
 from tests.engine.models import families
 from tests.engine.ranks.threads import make
+from tests.engine.runner.emulated_graphs import emulate
 from tests.engine.seeing import Seeing
 
 MAX_TOKENS = 6
@@ -143,12 +144,19 @@ def test_another_picture_gives_another_answer(checkpoint: tuple[Seeing, Path]) -
     assert answer(llm, folder, 1, one)[1] == pytest.approx(first, abs=1e-4)
 
 
+DRAFTING = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 2,
+    "adaptive": False,
+}
 HOW: list[Any] = [
     ("preempted", {"num_gpu_blocks_override": 12, "block_size": 16, "forecast_admission": False}),
     ("swapped", {"num_gpu_blocks_override": 12, "forecast_admission": False, "swap_space": 0.001}),
     ("little encoder cache", {"image_cache_bytes": 1, "max_num_image_tokens": 1}),
     ("overlapping", {"async_scheduling": True, "max_num_batched_tokens": 16}),
-    ("drafting", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}),
+    ("drafting", {"speculative_config": DRAFTING}),
     ("without prefix cache", {"enable_prefix_caching": False}),
 ]
 
@@ -167,6 +175,23 @@ def test_many_at_once_see_what_each_sees_alone(
     if "forecast_admission" in options:
         assert other.stats().num_preemptions > 0
         assert bool(other.stats().swapped_out_blocks) == ("swap_space" in options)
+
+
+@pytest.mark.parametrize("drafting", [None, DRAFTING])
+def test_recorded_steps_rotate_as_eager_ones_do(
+    llm: LLM, folder: Path, drafting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of requests with and without pictures, in one batch."""
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    prompts = [asked(folder, number, pictures) for number, pictures in MIXED]
+    eager = [llm.generate([one], params)[0].outputs[0].token_ids for one in prompts]
+    recorded = engine(folder, max_num_seqs=8, speculative_config=drafting)
+    runner = recorded._core._runner  # type: ignore[attr-defined]
+    decoding, checking, _ = emulate(runner, monkeypatch, 3 if drafting else 0)
+    found = [output.outputs[0].token_ids for output in recorded.generate(prompts, params)]
+    assert found == eager
+    assert decoding.num_runs + checking.num_runs > 10
+    assert bool(checking.num_runs) == bool(drafting)
 
 
 def test_ranks_see_alike(checkpoint: tuple[Seeing, Path]) -> None:
