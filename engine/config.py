@@ -145,8 +145,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     that its step encodes. None: 4096 on a GPU, 256 on a CPU."""
     image_cache_bytes: int | None = None
     """For models that see: bytes for what the encoder makes of pictures, kept as long as there is
-    room, for prompts that have them again. None: 1 GiB on a GPU, 64 MiB on a CPU; at least what one
-    picture of ``max_model_len`` tokens takes."""
+    room, for prompts that have them again. A picture that is larger is refused. None: 1 GiB on a
+    GPU, 256 MiB on a CPU."""
     max_num_seqs: int | None = None
     """Most requests running at once; None: 512 on a GPU with at least 64 GiB, else 256, or as many
     as have their recurrent states in a quarter of the GPU's memory (on a CPU 256 MiB)."""

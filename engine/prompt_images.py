@@ -18,6 +18,7 @@ from engine.images.processor import ImageProcessor
 from engine.messages import Image
 
 _IMAGE_TYPES = "image", "image_pil", "image_url"
+_OTHER_TYPES = "video", "video_url", "audio", "audio_url", "input_audio"
 
 
 def of_prompt(prompt: object) -> list[object]:
@@ -38,11 +39,13 @@ def of_chat(
     messages: Iterable[dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[object]]:
     """The messages as a template reads them, whose pictures are parts ``{"type": "image"}``, and
-    the pictures."""
+    the pictures. Raises ``InvalidRequest``."""
     found: list[object] = []
 
     def read(part: object) -> object:
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _OTHER_TYPES:
+            raise InvalidRequest(f"parts of type {kind!r} are not supported: only text and images")
         if not isinstance(part, dict) or kind not in _IMAGE_TYPES:
             return part
         given = part.get(kind)

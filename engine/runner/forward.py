@@ -126,7 +126,7 @@ class ForwardPass:
         adapters, pictures = self.adapters, self.pictures
         adapted = adapters is not None and adapters.serves(fields.rows)
         sight = None if pictures is None else pictures.sight(fields, seen)
-        shifted = sight is not None and not seen and pictures.only_shift(fields)
+        shifted = pictures is not None and not seen and pictures.only_shift(fields)
         graphs, prompts = self.graphs, self.prompt_graphs
         if sight is not None:
             graphs, prompts = graphs if shifted else None, None

@@ -258,6 +258,8 @@ def test_a_model_that_does_not_see_refuses_pictures_by_name() -> None:
         llm.generate([{"prompt_token_ids": [5, 6], "multi_modal_data": {"image": PICTURES[0]}}])
     with pytest.raises(InvalidRequest):
         llm.chat([{"role": "user", "content": [part]}])
+    with pytest.raises(InvalidRequest, match="parts of type 'video_url' are not supported"):
+        llm.chat([{"role": "user", "content": [{"type": "video_url", "video_url": "a"}]}])
 
 
 @pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.name)
