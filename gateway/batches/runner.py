@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 LEASE = timedelta(seconds=30)
 POLL_S = 1.0
-"""Between two looks for work that another worker's client has brought; up to four times as long
+"""Between two looks for work that another worker's client has brought; up to ten times as long
 while there is none, since each look of each worker is a transaction."""
 MAX_LOST = 5
 """A line whose workers have died so often fails, and a batch that they validated: it may be what
@@ -66,7 +66,7 @@ class _Polling:
     def __init__(self) -> None:
         self._woken = asyncio.Event()
         # Random, so that workers that start together do not look together.
-        self._backoff = Backoff(POLL_S, 4 * POLL_S, has_jitter=True)
+        self._backoff = Backoff(POLL_S, 10 * POLL_S, has_jitter=True)
 
     def wake(self) -> None:
         self._woken.set()
