@@ -196,6 +196,8 @@ def test_recorded_steps_rotate_as_eager_ones_do(
 
 def test_ranks_see_alike(checkpoint: tuple[Seeing, Path]) -> None:
     family, folder = checkpoint
+    if family.case.has_states:
+        pytest.skip("layers with recurrent states are not divided")
     llm = make(folder, 2, num_gpu_blocks_override=400)
     check(llm, family, folder, 3, PICTURES)
 
