@@ -17,6 +17,7 @@ from engine.launch import import_path
 from gateway.concurrency.lanes import Lanes
 from gateway.errors import Draining, Unavailable
 from gateway.images.jobs import LENGTH, Answer, Job, Prepare, Refused, Setup, answer_decoder, framed
+from gateway.logs import LogThrottle
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Workers:
         self._idle: list[Process] = []
         self._all: set[Process] = set()
         self._lanes = Lanes(max(1, number - 1))
+        self._deaths = LogThrottle(burst=5, per_s=0.1)
         self._closed = False
 
     @property
@@ -83,7 +85,12 @@ class Workers:
             await self._end(process)
             return _TOO_LONG
         except (OSError, asyncio.IncompleteReadError):
-            return _TOO_LONG if await self._end(process) == -signal.SIGPROF else None
+            code = await self._end(process)
+            if code == -signal.SIGPROF:
+                return _TOO_LONG
+            if self._deaths.admit(code) is not None:
+                logger.warning("a process that decodes images has ended with code %d", code)
+            return None
         except BaseException:
             await self._end(process)
             raise
