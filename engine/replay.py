@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -208,7 +209,9 @@ def build(tokens_per_s: float, config: EngineConfig, on_progress: OnProgress) ->
     tokenizer = Tokenizer.load(config.model_dir)
     path = config.model_dir / "config.json"
     try:
-        model = msgspec.json.decode(path.read_bytes(), type=_ModelConfig)
+        fields = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        # For multimodal models, the config of the text model.
+        model = msgspec.convert(fields | (fields.get("text_config") or {}), _ModelConfig)
     except (OSError, msgspec.DecodeError) as error:
         raise ModelLoadError(f"{path}: {error}") from error
     ready = Ready(

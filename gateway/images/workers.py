@@ -88,7 +88,7 @@ class Workers:
             code = await self._end(process)
             if code == -signal.SIGPROF:
                 return _TOO_LONG
-            if self._deaths.admit(code) is not None:
+            if not self._closed and self._deaths.admit(code) is not None:
                 logger.warning("a process that decodes images has ended with code %d", code)
             return None
         except BaseException:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from engine.config import EngineConfig
 from engine.demo import MODEL_DIR
 from engine.errors import ModelLoadError
 from engine.messages import GenerateRequest, Grant, RequestOutput
-from engine.replay import TEXT, ReplayCore
+from engine.replay import TEXT, ReplayCore, build
 from engine.sampling_params import SamplingParams, StructuredOutputs
 from engine.text.tokenizer import Tokenizer
 
@@ -196,3 +198,12 @@ async def test_a_model_that_is_not_there() -> None:
     )
     with pytest.raises(ModelLoadError, match="nowhere"):
         await client.start()
+
+
+def test_a_model_that_sees_has_its_limits_in_the_config_of_its_text(tmp_path: Path) -> None:
+    for file in MODEL_DIR.glob("tokenizer*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = {"text_config": {"max_position_embeddings": 77, "vocab_size": 9}, "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ready = build(10.0, EngineConfig(model=str(tmp_path)), lambda _: None).ready
+    assert (ready.max_model_len, ready.vocab_size) == (77, 9)
