@@ -30,6 +30,7 @@ from engine.quant.base import quantize
 from engine.quant.config import read_quantization
 from engine.runner.memory import block_bytes, choose_groups
 from engine.runner.startup.model import read_facts
+from engine.runner.startup.vision import GPU_CACHE_BYTES, encoder_bytes, refusal
 from engine.runner.states import num_default_rows, num_default_snapshots, slot_bytes
 
 SIZES = (1, 2, 4, 8)
@@ -63,6 +64,8 @@ def check(model: str, revision: str | None, gpu_bytes: int) -> Check:
         config = msgspec.structs.replace(config, max_num_seqs=most)
     found.max_num_seqs = config.num_seqs
     found.max_len, found.missing = facts.max_position_embeddings, list(_missing(folder))
+    if facts.vision is not None and (reason := refusal(facts.vision, config)):
+        found.missing.append(f"pictures: {reason}")
     if not isinstance(facts, ModelConfig):
         where = "tested" if architecture in FALLBACK_TESTED else "tried while it loads"
         found.missing.append(f"no native implementation: through transformers, {where}")
@@ -106,12 +109,16 @@ def _need(
     if quantization is not None:
         quantize(model, quantization)
     weights = sum(weight.data.nbytes for _, weight in model.named_weights())
+    of_encoder = encoder_bytes(config, facts.vision, facts.dtype)
+    weights += of_encoder
     recurrent = of_one.recurrent
     state = 0 if recurrent is None else slot_bytes(recurrent, facts.dtype)
     groups = choose_groups(config, of_one, facts.max_position_embeddings, _GPU)
     block = block_bytes(of_one, config.block_size, facts.dtype, groups)
     in_flight = 2 * config.chunk_tokens
     room = int(gpu_bytes * config.gpu_memory_utilization) - weights - _step_bytes(config, facts)
+    if of_encoder:
+        room -= GPU_CACHE_BYTES
     if recurrent is not None:
         num_snapshots = num_default_snapshots(config.num_seqs, state, _GPU)
         room -= (config.num_seqs + 1 + num_snapshots) * state

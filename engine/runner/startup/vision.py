@@ -14,7 +14,7 @@ from engine.vision import BLOCK_ROWS, Vision
 from engine.weights.dummy import draw_weights
 from engine.weights.load import load_weights
 
-_GPU_CACHE_BYTES = 1 << 30
+GPU_CACHE_BYTES = 1 << 30
 _CPU_CACHE_BYTES = 256 << 20
 _PROCESSOR_FILES = "preprocessor_config.json", "processor_config.json"
 
@@ -22,17 +22,33 @@ _PROCESSOR_FILES = "preprocessor_config.json", "processor_config.json"
 def vision_of(target: Target) -> Vision | None:
     """How the model sees, with a reason where its pictures are refused; None if it does not."""
     vision = target.facts.vision
-    if vision is None or vision.refusal:
-        return vision
-    why = ""
-    if target.stage.count > 1:
-        why = "not served with pipeline_parallel_size above 1: leave them out"
-    elif not any((target.config.model_dir / name).exists() for name in _PROCESSOR_FILES):
-        why = f"the model's folder has no {_PROCESSOR_FILES[0]}: leave them out, or add it"
-    if why:
+    if vision is None:
+        return None
+    if why := refusal(vision, target.config):
         return msgspec.structs.replace(vision, refusal=why)
     size = BLOCK_ROWS * _row_bytes(target)
     return msgspec.structs.replace(vision, num_blocks=max(1, _cache_bytes(target) // size))
+
+
+def refusal(vision: Vision, config: EngineConfig) -> str:
+    """Why no pictures are served; empty if they are."""
+    if vision.refusal:
+        return vision.refusal
+    if config.pipeline_parallel_size > 1:
+        return "not served with pipeline_parallel_size above 1: leave them out"
+    if not any((config.model_dir / name).exists() for name in _PROCESSOR_FILES):
+        return f"the model's folder has no {_PROCESSOR_FILES[0]}: leave them out, or add it"
+    return ""
+
+
+def encoder_bytes(config: EngineConfig, vision: Vision | None, dtype: torch.dtype) -> int:
+    """Of its weights. Raises ``ModelLoadError``."""
+    if vision is None or refusal(vision, config):
+        return 0
+    encoder = create_encoder(config.model_dir, dtype=dtype, device=torch.device("meta"))
+    if encoder is None:
+        return 0
+    return sum(weight.data.nbytes for _, weight in encoder.named_weights())
 
 
 def load_pictures(target: Target, vision: Vision) -> PictureRows:
@@ -62,7 +78,7 @@ def _cache_bytes(target: Target) -> int:
     given = target.config.image_cache_bytes
     if given is not None:
         return given
-    return _GPU_CACHE_BYTES if target.device.type == "cuda" else _CPU_CACHE_BYTES
+    return GPU_CACHE_BYTES if target.device.type == "cuda" else _CPU_CACHE_BYTES
 
 
 def step_bytes(pictures: PictureRows, config: EngineConfig) -> int:

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from engine.errors import InvalidRequest
 from engine.images.load import load_processor
 from engine.llm import LLM, SamplingParams
 from engine.prompt_images import placed
+from engine.runner.startup import estimate
 from tests.engine import seeing
 from tests.engine.models import families
 from tests.engine.ranks.threads import make
@@ -207,6 +209,17 @@ def test_stages_refuse_pictures_by_name(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="images: not served with pipeline_parallel_size"):
         answer(llm, folder, 1, PICTURES[:1])
     check(llm, seeing.QWEN3_VL, folder, 0, [])
+
+
+def test_the_check_of_a_model_counts_its_encoder(checkpoint: tuple[Seeing, Path]) -> None:
+    _, folder = checkpoint
+    found = estimate.check(str(folder), None, 1 << 36)
+    stored = load_file(folder / "model.safetensors").values()
+    assert found.needs[0].weight_bytes == sum(tensor.nbytes for tensor in stored)
+    (folder / "preprocessor_config.json").rename(folder / "hidden")
+    found = estimate.check(str(folder), None, 1 << 36)
+    (folder / "hidden").rename(folder / "preprocessor_config.json")
+    assert any("pictures: the model's folder has no preproc" in one for one in found.missing)
 
 
 def test_chats_with_pictures(checkpoint: tuple[Seeing, Path], tmp_path: Path) -> None:
