@@ -2,4 +2,4 @@
 
 from pathlib import Path
 
-MODEL_DIR = Path(__file__).parent / "model"
+VISION_MODEL_DIR = Path(__file__).parent / "model"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from engine.demo.vision import MODEL_DIR
+from engine.demo.vision import VISION_MODEL_DIR
 from engine.demo.vision.batches import held_out, split_of
 from engine.demo.vision.evaluate import Accuracy, Outcome
 from engine.demo.vision.fonts import FOLDERS
@@ -36,7 +36,7 @@ def _messages(example: Example) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=MODEL_DIR)
+    parser.add_argument("--model", type=Path, default=VISION_MODEL_DIR)
     parser.add_argument("--fonts", type=Path, nargs="+", default=list(FOLDERS))
     parser.add_argument("--per-kind", type=int, default=40)
     options = parser.parse_args()
