@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import msgspec
@@ -61,6 +61,11 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     end_user: str | None = None
     ignored: tuple[str, ...] = ()
     """Fields that the request set and that change nothing, in the client's words."""
+
+    @property
+    def image_places(self) -> Sequence[str]:
+        """What its client calls its pictures."""
+        return () if self.images is None else self.images.places
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 import orjson
 
@@ -26,6 +27,9 @@ from gateway.generation.graphemes import GraphemeGate
 from gateway.generation.token_logprobs import named
 from gateway.parsers.answer import Piece
 from gateway.parsers.base import ToolCallDelta
+
+_OF_IMAGE = re.compile(r"images(?:\[(\d{1,4})\][.: ]*|: )")
+"""How the engine begins what it says of a picture of a request."""
 
 
 class Choice:
@@ -52,6 +56,7 @@ class Choice:
         self._calls: list[tuple[str, str, list[str]]] | None = (
             [] if admitted.loose_calls is not None else None
         )
+        self._image_places = admitted.image_places
         params = admitted.params
         self._tokenizer = tokenizer
         self._parser = admitted.make_parser() if admitted.make_parser is not None else None
@@ -93,7 +98,7 @@ class Choice:
         ):
             return Delta(self.index, self._plain_text(output.new_token_ids))
         if output.finish_reason == "error":
-            raise engine_error(output)
+            raise engine_error(output, self._image_places)
         delta = Delta(self.index)
         token_ids = self._visible(output)
         is_thinking = self._parser is not None and self._parser.is_thinking
@@ -218,9 +223,17 @@ def _collect(calls: list[tuple[str, str, list[str]]], pieces: Iterable[ToolCallD
             calls[-1][2].append(piece.function.arguments)
 
 
-def engine_error(output: RequestOutput) -> ApiError:
-    """The error for the client, of an output whose finish reason is ``error``."""
+def engine_error(output: RequestOutput, image_places: Sequence[str] = ()) -> ApiError:
+    """The error for the client, of an output whose finish reason is ``error``. ``image_places``: as
+    of ``Admitted``."""
     message = output.error or "The engine could not finish this request."
+    if image_places and (of_image := _OF_IMAGE.match(message)) is not None:
+        return InvalidRequestError(
+            message[of_image.end() :],
+            param=image_places[int(of_image[1] or 0)],
+            code="invalid_image",
+            is_renamed=True,
+        )
     if output.error_code == "invalid_request":
         return InvalidRequestError(message)
     if output.error_code == "queue_full":

@@ -133,7 +133,7 @@ class Generation:
             raise to_api_error(exc) from exc
         if output.finish_reason == "error":
             self._failed_as = "error"
-            raise engine_error(output)
+            raise engine_error(output, self.admitted.image_places)
         self._first_output = output
 
     async def deltas(self, delivery: Delivery | None = None) -> AsyncGenerator[Delta, None]:

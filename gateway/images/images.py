@@ -23,7 +23,7 @@ from gateway.config import Config
 from gateway.errors import RateLimited, Unavailable
 from gateway.images.jobs import Look, Pixels, Prepare, Refused, Setup, Size
 from gateway.images.memory import Held, Room, SharedFolder
-from gateway.images.sources import Given, Sources, refusal
+from gateway.images.sources import Given, Sources, place_of, refusal
 from gateway.images.workers import Workers
 from gateway.schemas.chat import Picture
 from tenants.files import Files
@@ -134,6 +134,7 @@ class ModelVision:
         """Decode and resize the pictures, whose tokens begin at ``offsets``. Raises as ``look``
         does, and as ``Room.take``."""
         held = Held(self.images.room, tenant, sum(3 * o.fit.height * o.fit.width for o in looked))
+        held.places = [place_of(one.picture) for one in looked]
         try:
             held.images = await _all(
                 [

@@ -127,6 +127,8 @@ class Held:
         """Raises as ``Room.take`` does."""
         room.take(tenant, num_bytes)
         self.images: Sequence[Image] = ()
+        self.places: Sequence[str] = ()
+        """What its client calls each of them."""
         self._files: list[str] = []
         self.close = weakref.finalize(self, _let_go, room, tenant, num_bytes, self._files)
         """Idempotent."""

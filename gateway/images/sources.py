@@ -81,7 +81,7 @@ class Sources:
             raise UnsupportedParameter(
                 "This server fetches no images (its images.fetch_hosts is empty): send a data: "
                 "URL, or upload the image as a file.",
-                param=_param(picture),
+                param=place_of(picture),
                 is_renamed=True,
             )
         try:
@@ -151,10 +151,11 @@ class Sources:
 
 def refusal(picture: Picture, message: str, code: str) -> InvalidRequestError:
     """An error about a picture, whose codes are those of OpenAI's API."""
-    return InvalidRequestError(message, param=_param(picture), code=code, is_renamed=True)
+    return InvalidRequestError(message, param=place_of(picture), code=code, is_renamed=True)
 
 
-def _param(picture: Picture) -> str:
+def place_of(picture: Picture) -> str:
+    """The path of what holds it, as its client calls it."""
     return f"{picture.place}.{picture.field}" if picture.field else picture.place
 
 

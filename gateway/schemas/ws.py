@@ -123,7 +123,7 @@ DoneReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     models: list[str]
-    image_models: list[str]
+    image_models: list[str] = []
     """Those of ``models`` that see images."""
     max_model_len: int | None
     """None while the engine is starting or away."""

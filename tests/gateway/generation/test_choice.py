@@ -58,6 +58,7 @@ class Fixture:
                 make_parser=make_parser,
                 unenforced=None,
                 loose_calls=None,
+                image_places=(),
             ),
         )
         return Choice(0, cast(RequestStream, self.stream), admitted, self.tokenizer, self.pieces)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -148,6 +149,23 @@ async def test_what_is_wrong_is_named(client: httpx2.AsyncClient, gateway: Gatew
         assert error["param"].startswith("messages[1].content[1].image_url")
     assert services(gateway).images.room.num_bytes == 0
     assert not [*memory.SHARED_MEMORY.glob(f"{memory.PREFIX}*/*")]
+
+
+def _refusing(said: str, prompt: str) -> Play:
+    return Play(error=said, error_code="invalid_request")
+
+
+async def test_what_the_engine_says_of_a_picture_names_it(
+    client: httpx2.AsyncClient, double: EngineDouble
+) -> None:
+    part = image_part(data_url(picture()))
+    for said, place in (("images[1].num_tokens: too many", 2), ("images: not served", 0)):
+        double.script = partial(_refusing, said)
+        answer = await ask(client, question(part, "and", part))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "invalid_image")
+        assert error["param"] == f"messages[0].content[{place}].image_url"
+        assert said.rpartition(":")[2] in error["message"]
 
 
 async def test_pictures_stand_where_the_api_has_them(client: httpx2.AsyncClient) -> None:
