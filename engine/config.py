@@ -141,8 +141,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     many prompt tokens wait, else fewer, so that streams flow evenly. None: only
     ``max_num_batched_tokens`` limits them, which suits offline use."""
     max_num_image_tokens: int | None = None
-    """For models that see: most image tokens that are encoded in a step. A larger picture is all
-    that its step encodes. None: 4096 on a GPU, 256 on a CPU."""
+    """For models that see: most image tokens that are encoded in a step, and no more than the step
+    may compute tokens. A larger picture is all that its step encodes. None: 4096 on a GPU, 256 on a
+    CPU."""
     image_cache_bytes: int | None = None
     """For models that see: bytes for what the encoder makes of pictures, kept as long as there is
     room, for prompts that have them again. A picture that is larger is refused. None: 1 GiB on a

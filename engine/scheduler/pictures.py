@@ -32,7 +32,8 @@ class Pictures:
     def __init__(self, vision: Vision | None, config: EngineConfig) -> None:
         """vision: None of a model that does not see, whose requests have no pictures."""
         self._vision = vision or Vision(image_token_id=-1, side=1)
-        self._most_tokens = self._num_left = config.image_tokens
+        self._most_tokens = config.image_tokens
+        self._budget = self._num_left = 0
         count = max(1, self._vision.num_blocks)
         self.pool = BlockPool(
             count,
@@ -42,8 +43,10 @@ class Pictures:
         self.num_encoded = 0
         """Total of pictures."""
 
-    def begin_step(self) -> None:
-        self._num_left = self._most_tokens
+    def begin_step(self, num_tokens: int) -> None:
+        """num_tokens: of the step, at most. Encoding as many image tokens delays others about as
+        much as computing them does."""
+        self._budget = self._num_left = min(self._most_tokens, num_tokens)
 
     def limit(self, request: Request, start: int, limit: int) -> int:
         """How many tokens from ``start`` on, at most ``limit``, a chunk of this step may compute: 0
@@ -60,7 +63,7 @@ class Pictures:
             if missing:
                 num_tokens = self._vision.num_tokens(image)
                 # One that is larger than what a step may encode is all that it encodes.
-                is_too_much = num_tokens > num_left < self._most_tokens
+                is_too_much = num_tokens > num_left < self._budget
                 num_left -= num_tokens
             if num_free < 0 or (missing and is_too_much):
                 return max(0, image.offset - start)

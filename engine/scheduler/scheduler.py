@@ -200,7 +200,7 @@ class Scheduler:
         counted = self._idle.begin_step(order, self.queue.num_reqs)
         budget = self._step_budget.num_tokens(counted, self.queue.num_tokens, self.queue.by_tenant)
         self.waiting.begin_step()
-        self.pictures.begin_step()
+        self.pictures.begin_step(budget)
         self._is_short |= self.waiting.free_claimants()
         if len(self.policy) and (self._is_short or not self._free_rows):
             budget = self._admit_claimants(step, order, budget)

@@ -126,6 +126,24 @@ def test_a_step_encodes_no_more_than_it_may() -> None:
         assert sum(tokens) <= 50 or len(tokens) == 1
 
 
+@pytest.mark.parametrize(("limit", "most"), [(40, 1), (None, 2)])
+def test_while_others_generate_less_is_encoded_at_once(limit: int | None, most: int) -> None:
+    harness = Harness(
+        num_picture_blocks=20,
+        max_num_prefill_tokens=limit,
+        max_num_image_tokens=999,
+        max_num_batched_tokens=999,
+        max_model_len=400,
+        num_blocks=200,
+    )
+    harness.add("streams", 5, max_tokens=60, ignore_eos=True)
+    harness.step(2)
+    add(harness, "sees", 2, picture(0, 30), picture(0, 200, 1), 2)
+    harness.run()
+    harness.check_outputs()
+    assert max(len(plan.encodings) for plan in harness.runner.plans) == most
+
+
 def test_text_passes_those_who_wait_for_the_encoder() -> None:
     """Also at the head of the queue, and they are not passed for ever."""
     harness = Harness(num_picture_blocks=20, max_num_image_tokens=20, max_num_batched_tokens=200)
