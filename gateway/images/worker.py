@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
+from PIL import Image
+
 from engine.errors import ImageTooLarge, InvalidImage, UnsupportedImage
 from engine.images.decode import Limits, measure
 from engine.images.load import load_processor
@@ -49,6 +51,7 @@ def main() -> None:
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # What libraries print is no answer.
     setup = setup_decoder.decode(_read(source) or b"")
+    Image.init()  # It takes a tenth of a second, which would be the first picture's.
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, _address_space() + setup.memory_bytes)
     while (data := _read(source)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import ssl
 import struct
 import zipfile
@@ -15,6 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import pytest_asyncio
 from PIL import Image
 
 from gateway import outbound
@@ -27,7 +29,7 @@ from tests.engine import seeing
 from tests.gateway.images.drawing import data_url, image_part, picture, question, write_model
 from tests.gateway.processes.test_listening import certificate, trusting
 from tests.gateway.serving import MODEL, Gateway, served_double, until
-from tests.gateway.test_outbound import Handler, names, server
+from tests.gateway.test_outbound import Handler, server
 
 pytestmark = pytest.mark.asyncio
 MOST_PIXELS = 1_000_000
@@ -184,40 +186,72 @@ def redirecting(place: list[str], picture: bytes) -> Handler:
     return handle
 
 
-async def test_urls_lead_nowhere_inside(
-    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def resolving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have DNS answer as ``DNS`` says; numbers in any notation are the system's to read."""
+    loop = asyncio.get_running_loop()
+    real = loop.getaddrinfo
+
+    async def getaddrinfo(host: str, port: int, **options: Any) -> list[Any]:
+        if host in DNS:
+            return [(0, socket.SOCK_STREAM, 6, "", (one, port)) for one in DNS[host]]
+        return await real(host, port, **options)
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo, raising=False)
+
+
+@pytest_asyncio.fixture
+async def elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[str, list[str]]]:
+    """A server with pictures, its address and, first in the list, where it redirects to."""
     pem, key = certificate(tmp_path, "one")  # for 127.0.0.1
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem, key)
     monkeypatch.setattr(outbound, "_ssl_context", lambda: trusting(pem))
-    place: list[str] = []
+    resolving(monkeypatch)
+    place: list[str] = ["/picture"]
     async with server(redirecting(place, picture()), ssl=context) as port:
-        here = f"https://127.0.0.1:{port}"
-        images = {"fetch_hosts": ["*", f"127.0.0.1:{port}"], "fetch_timeout_s": 0.3}
-        images |= {"max_bytes": 100_000, "fetch_redirects": 2}
-        async with serving(model_dir, networks=["127.0.0.1/32"], **images) as (_, client):
-            names(monkeypatch, DNS)
-            assert (await ask(client, f"{here}/picture")).status_code == 200
-            place[:] = ["/picture"]
-            assert (await ask(client, f"{here}/moved")).status_code == 200
-            for bad in ("slow", "endless", "mute", "missing"):
-                error = (await ask(client, f"{here}/{bad}")).json()["error"]
-                assert error["param"] == "messages[0].content[1].image_url", bad
-            for place[0] in (*REDIRECTS, "/moved"):
-                answer = await ask(client, f"{here}/moved")
-                error = answer.json()["error"]
-                assert answer.status_code == 400, place
-                assert error["param"] == "messages[0].content[1].image_url", place
-            for url in REDIRECTS:
-                if not url.startswith("data:"):
-                    assert (await ask(client, url)).status_code == 400, url
-        fewer = {"fetch_hosts": ["*.example.com"]}
-        async with serving(model_dir, networks=["127.0.0.1/32"], **fewer) as (_, client):
-            others = ("example.com", "example.com.evil", "a.example.com:8443")
-            for url in (here, *(f"https://{host}/" for host in others)):
-                error = (await ask(client, url)).json()["error"]
-                assert "images.fetch_hosts" in error["message"], url
+        yield f"https://127.0.0.1:{port}", place
+
+
+def fetching(here: str, **images: Any) -> dict[str, Any]:
+    """Settings with which all public hosts are fetched from, and this one."""
+    hosts = ["*", here.removeprefix("https://")]
+    limits = {"max_bytes": 100_000, "fetch_redirects": 2, "fetch_timeout_s": 30.0, **images}
+    return {"networks": ["127.0.0.1/32"], "fetch_hosts": hosts, **limits}
+
+
+async def test_urls_lead_nowhere_inside(model_dir: Path, elsewhere: tuple[str, list[str]]) -> None:
+    here, place = elsewhere
+    async with serving(model_dir, **fetching(here)) as (_, client):
+        assert (await ask(client, f"{here}/picture")).status_code == 200
+        assert (await ask(client, f"{here}/moved")).status_code == 200
+        for place[0] in (*REDIRECTS, "/moved"):
+            answer = await ask(client, f"{here}/moved")
+            assert answer.status_code == 400, place
+            assert answer.json()["error"]["param"] == "messages[0].content[1].image_url", place
+        for url in REDIRECTS:
+            if not url.startswith("data:"):
+                assert (await ask(client, url)).status_code == 400, url
+    async with serving(model_dir, networks=["127.0.0.1/32"], fetch_hosts=["*.example.com"]) as (
+        _,
+        client,
+    ):
+        others = ("example.com", "example.com.evil", "a.example.com:8443")
+        for url in (here, *(f"https://{host}/" for host in others)):
+            error = (await ask(client, url)).json()["error"]
+            assert "images.fetch_hosts" in error["message"], url
+
+
+async def test_slow_and_endless_servers_are_left(
+    model_dir: Path, elsewhere: tuple[str, list[str]]
+) -> None:
+    here, _ = elsewhere
+    async with serving(model_dir, **fetching(here, fetch_timeout_s=0.3)) as (_, client):
+        for bad in ("slow", "endless", "mute", "missing"):
+            answer = await ask(client, f"{here}/{bad}")
+            assert answer.status_code == 400, bad
+            assert answer.json()["error"]["param"] == "messages[0].content[1].image_url", bad
 
 
 @pytest.fixture(scope="module")

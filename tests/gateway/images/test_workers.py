@@ -93,7 +93,7 @@ async def test_who_leaves_leaves_no_file(workers: Workers, model_dir: Path, tmp_
 
 async def test_limits_of_a_job(model_dir: Path) -> None:
     """Of processor time and of memory; either costs a process at most."""
-    quick = Setup(max_bytes=2**24, max_pixels=30_000_000, timeout_s=0.02, memory_bytes=2**30)
+    quick = Setup(max_bytes=2**24, max_pixels=30_000_000, timeout_s=0.04, memory_bytes=2**30)
     small = Setup(max_bytes=2**24, max_pixels=30_000_000, timeout_s=5.0, memory_bytes=2**24)
     for setup, says in ((quick, "too long"), (small, "memory")):
         made = Workers(1, setup)
