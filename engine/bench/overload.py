@@ -20,6 +20,7 @@ from engine.core import EngineCore
 from engine.messages import GenerateRequest, Stats
 from engine.sampling_params import SamplingParams
 from engine.scheduler.plan import StepPlan, StepResult, TokenMask
+from engine.vision import Vision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,13 +41,20 @@ class ModelledRunner:
     vocab_size = 1000
 
     def __init__(
-        self, num_blocks: int, *, num_swap_blocks: int = 0, swap_s_per_block: float = 0.0
+        self,
+        num_blocks: int,
+        *,
+        num_swap_blocks: int = 0,
+        swap_s_per_block: float = 0.0,
+        vision: Vision | None = None,
     ) -> None:
+        """vision: of a model that sees, which encodes an image token in the time of a token."""
         self.num_blocks = num_blocks
         self.num_swap_blocks = num_swap_blocks
         self.swap_s_per_block = swap_s_per_block
         self.num_lookahead_tokens = 0
-        self.pooling = self.vision = None
+        self.pooling = None
+        self.vision = vision
         self.layer_groups = (FullAttention(),)
         self.step_costs = None
         self.now = 0.0
@@ -54,7 +62,11 @@ class ModelledRunner:
 
     def forward(self, plan: StepPlan) -> None:
         num_copies = len(plan.swap_outs) + len(plan.swap_ins)
-        self.now += STEP_S + TOKEN_S * plan.num_tokens + self.swap_s_per_block * num_copies
+        num_tokens = plan.num_tokens
+        if self.vision is not None:
+            pixels = sum(one.height * one.width for one in plan.encodings)
+            num_tokens += pixels // self.vision.side**2
+        self.now += STEP_S + TOKEN_S * num_tokens + self.swap_s_per_block * num_copies
         tokens = [[7] if chunk.samples else [] for chunk in plan.chunks]
         self._results.append(StepResult(plan.step_id, tokens))
 

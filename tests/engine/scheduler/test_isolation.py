@@ -7,8 +7,9 @@ from itertools import product
 
 from engine.bench.overload import ModelledRunner
 from engine.core import EngineCore
-from engine.messages import GenerateRequest
+from engine.messages import GenerateRequest, Image
 from engine.sampling_params import SamplingParams
+from engine.vision import Vision
 from tests.engine.scheduler.harness import config
 
 
@@ -59,6 +60,58 @@ def probe_times(victim_salt: str, attacker_salt: str) -> tuple[list[float], list
         while core.has_unfinished:
             core.step()
     return times
+
+
+def picture_times(victim_salt: str, attacker_salt: str) -> tuple[list[float], list[float]]:
+    """The same of pictures, in prompts that have nothing else in common."""
+    rng = random.Random(7)
+    vision = Vision(image_token_id=999, side=1, num_blocks=64)
+    runner = ModelledRunner(num_blocks=2048, vision=vision)
+    core = EngineCore(
+        config(max_num_batched_tokens=512, policy="fair_share"),
+        runner,
+        max_model_len=512,
+        clock=lambda: runner.now,
+    )
+
+    def send(request_id: str, seed: int, salt: str) -> float:
+        """Seconds until the first token."""
+        pixels = random.Random(seed).randbytes(3 * 100)
+        image = Image(
+            offset=20, num_tokens=100, height=10, width=10, digest=pixels[:32], pixels=pixels
+        )
+        core.add_request(
+            GenerateRequest(
+                request_id=request_id,
+                prompt_token_ids=[*(rng.randrange(999) for _ in range(20)), *[999] * 100, 5],
+                params=SamplingParams(max_tokens=1),
+                cache_salt=salt,
+                fair_key=salt,
+                images=[image],
+            )
+        )
+        started = runner.now
+        while core.has_unfinished:
+            core.step()
+        return runner.now - started
+
+    times: tuple[list[float], list[float]] = ([], [])
+    for i in range(60):
+        secret, guess_is_right = 2 * i, rng.random() < 0.5
+        send(f"victim {i}", secret, victim_salt)
+        guess = secret if guess_is_right else secret + 1
+        times[guess_is_right].append(send(f"probe {i}", guess, attacker_salt))
+    return times
+
+
+def test_across_salts_no_picture_is_known_by_time() -> None:
+    wrong, right = picture_times("victim", "attacker")
+    assert abs(auc(wrong, right) - 0.5) <= 0.05
+
+
+def test_inside_one_salt_it_would_be() -> None:
+    wrong, right = picture_times("shared", "shared")
+    assert auc(wrong, right) > 0.95
 
 
 def test_across_salts_time_carries_no_signal() -> None:
