@@ -13,10 +13,10 @@ import os
 import resource
 import signal
 import sys
-import time
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 
+from grammar.confinement import address_space, give_way, set_limit
 from grammar.errors import CompileFailed, CompileMemory, CompilerUnavailable, GrammarError
 from grammar.jobs import (
     Backends,
@@ -42,9 +42,6 @@ from grammar.vocabulary import Vocabulary
 # Backends recurse as deeply as a grammar is nested, and a stack that ends takes the process with
 # it. The threads of an engine have 8 MiB: what a worker gets through is safe there.
 _STACK_BYTES = 2 << 20
-# What a client wants compiled must not slow the steps of an engine, nor the streams of a gateway.
-_NICENESS = 10
-_ATTEMPTS = 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -52,7 +49,7 @@ def main(fd: int) -> None:
     # A signal may be sent to all processes of the server. Only the pool decides when workers stop.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGVTALRM, give_up)
-    _give_way()
+    give_way()
     with Connection(fd) as connection:
         try:
             try:
@@ -166,34 +163,10 @@ class _Worker:
     def _limit(self) -> None:
         """Limit memory to what is mapped now and a job's limit; the stack to well below that of an
         engine; and processor time, by SIGPROF, which ends the process."""
-        _set_limit(resource.RLIMIT_CORE, 0)
-        _set_limit(resource.RLIMIT_STACK, _STACK_BYTES)
-        _set_limit(resource.RLIMIT_AS, _address_space() + self._setup.memory_bytes)
+        set_limit(resource.RLIMIT_CORE, 0)
+        set_limit(resource.RLIMIT_STACK, _STACK_BYTES)
+        set_limit(resource.RLIMIT_AS, address_space() + self._setup.memory_bytes)
         signal.setitimer(signal.ITIMER_PROF, self._setup.timeout_s)
-
-
-def _set_limit(kind: int, value: int) -> None:
-    """Set a limit, at most to our own hard limit."""
-    _, most = resource.getrlimit(kind)
-    if most != resource.RLIM_INFINITY and (value == resource.RLIM_INFINITY or value > most):
-        value = most
-    resource.setrlimit(kind, (value, most))
-
-
-def _give_way() -> None:
-    """Take a low priority. Where the kernel shares time among sessions (autogroup), that of our
-    session counts, and not that of its processes."""
-    os.nice(_NICENESS)
-    for _ in range(_ATTEMPTS):
-        try:
-            with open("/proc/self/autogroup", "w") as file:
-                file.write(str(_NICENESS))
-        except BlockingIOError:  # Without privileges, all of a machine may do so every 0.1 s.
-            time.sleep(0.1)
-        except OSError:  # The kernel has no such groups.
-            return
-        else:
-            return
 
 
 def _silence() -> None:
@@ -201,12 +174,6 @@ def _silence() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stderr.fileno())
     os.close(null)
-
-
-def _address_space() -> int:
-    """Bytes mapped by this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -38,22 +38,21 @@ from gateway.images.jobs import (
     job_decoder,
     setup_decoder,
 )
+from grammar.confinement import address_space, give_way, set_limit
 
 _TOO_MUCH = Refused("image_too_large", "the image takes too much memory to be decoded")
-_NICENESS = 10
-"""What a client wants decoded must not slow streams."""
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The gateway decides when it ends.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(_NICENESS)
+    give_way()
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # What libraries print is no answer.
     setup = setup_decoder.decode(_read(source) or b"")
     Image.init()  # It takes a tenth of a second, which would be the first picture's.
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_AS, _address_space() + setup.memory_bytes)
+    set_limit(resource.RLIMIT_CORE, 0)
+    set_limit(resource.RLIMIT_AS, address_space() + setup.memory_bytes)
     while (data := _read(source)) is not None:
         job = job_decoder.decode(data)
         del data
@@ -138,19 +137,6 @@ def _write(answers: BinaryIO, data: bytes) -> None:
         written = 0
         while written < len(data):
             written += answers.write(rest[written:]) or 0
-
-
-def _limit(kind: int, value: int) -> None:
-    """Set a limit, at most to our own hard limit."""
-    _, most = resource.getrlimit(kind)
-    value = value if most == resource.RLIM_INFINITY else min(value, most)
-    resource.setrlimit(kind, (value, most))
-
-
-def _address_space() -> int:
-    """Bytes mapped by this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":
