@@ -116,7 +116,7 @@ class Sources:
                 raise self._failed(picture, f"the server answered {answer.status_code}")
             try:
                 url = str(httpx2.URL(url).join(location))
-            except httpx2.InvalidURL:
+            except (httpx2.InvalidURL, ValueError):
                 raise self._failed(picture, "it leads to what is no URL") from None
         raise self._failed(picture, f"there are more than {config.fetch_redirects} redirects")
 

@@ -148,6 +148,16 @@ REDIRECTS = [
     "data:image/png;base64,AAAA",
     "//127.0.0.2/",
     "https://",
+    "https:///missing",
+    "https://a b/",
+    "https://[::1",
+    "https://[::1%25eth0]/",
+    "https://xn--/",
+    "https://127.0.0.2:99999/",
+    "HTTPS://127.0.0.2/",
+    "https://127.0.0.2/" + "a" * 3000,
+    "https://%31%32%37.0.0.2/",
+    "https://127.0.0.2\\@example.com/",
 ]
 DNS = {
     "mixed.example": ["10.0.0.1", "127.0.0.3", "::1"],
