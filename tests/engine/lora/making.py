@@ -29,12 +29,12 @@ def write_adapter(
     strength: float = 0.05,
     **fields: Any,
 ) -> Path:
-    """Random, for every module of the checkpoint whose name ends in one of ``targets``."""
+    """Random, for every module of the text model whose name ends in one of ``targets``."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, weight in read_weights(model_dir).items():
         module = name.removesuffix(".weight")
-        if module.split(".")[-1] not in targets or ".experts." in name:
+        if module.split(".")[-1] not in targets or ".experts." in name or "visual." in name:
             continue
         prefix = f"base_model.model.{module}."
         out_features, in_features = weight.shape

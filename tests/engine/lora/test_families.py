@@ -23,7 +23,11 @@ TARGETS = (
 )
 BY_DAY = ("qwen2", "phi3", "gemma3", "qwen3-moe-mixed", "deepseek-v3")
 """Each way to join projections, a mixture and latent attention."""
-NAMES = dict.fromkeys(BY_DAY) | {case.name: None for case in families.CASES if case.around is None}
+SEEING = ("qwen2.5-vl", "qwen3-vl")
+"""Families that have no text model by itself."""
+NAMES = dict.fromkeys((*BY_DAY, *SEEING)) | {
+    case.name: None for case in families.CASES if case.around is None
+}
 
 
 @pytest.mark.parametrize("name", each_value(tuple(NAMES), most=len(BY_DAY)))
