@@ -12,8 +12,8 @@ from uuid import UUID
 from engine.garbage import return_freed
 from engine.text.tokenizer import Tokenizer
 from gateway.concurrency.fair_threads import FairThreads
-from gateway.concurrency.lanes import Lanes
 from gateway.errors import ContextLengthExceeded
+from tenants.lanes import Lanes
 
 LONG_CHARS = 32_768
 """A text of this length or more is long: tokenizing it takes tens of milliseconds."""
