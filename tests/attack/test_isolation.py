@@ -186,7 +186,7 @@ async def test_a_key_opens_the_routes_of_its_scope_and_no_other(place: Place) ->
                     assert answer.status < 500, (scope, method, template, answer.body)
                     if not is_of_all:
                         told = answer.body.replace(path.encode(), b"")
-                        for one in place.owner.everything():
+                        for one in filter(re.compile(r"\d").search, place.owner.everything()):
                             assert one in path or one.encode() not in told, (method, template, one)
                 else:
                     answer = await send(place, method, path, key)
