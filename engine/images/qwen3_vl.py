@@ -83,6 +83,13 @@ class Processor(ImageProcessor, frozen=True, kw_only=True):
         rows, columns = height // self.side, width // self.side
         return Fit(height, width, rows, columns, rows * columns)
 
+    @property
+    def most_image_tokens(self) -> int:
+        most, fewest = (pixels // self.side**2 for pixels in (self.max_pixels, self.min_pixels))
+        # A narrow picture has a token's width at least, and a small one is rounded up.
+        narrow, grown = math.isqrt(_MAX_RATIO * most), math.isqrt(_MAX_RATIO * fewest)
+        return max(most, narrow + 1, fewest + 2 * grown + 4)
+
 
 def _sizes(height: int, width: int, side: int, fewest: int, most: int) -> tuple[int, int]:
     """Multiples of ``side``, of about the same ratio, whose product is in [fewest, most]: what
