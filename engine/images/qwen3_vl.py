@@ -85,7 +85,8 @@ class Processor(ImageProcessor, frozen=True, kw_only=True):
 
     @property
     def most_image_tokens(self) -> int:
-        most, fewest = (pixels // self.side**2 for pixels in (self.max_pixels, self.min_pixels))
+        of_token = self.side**2
+        most, fewest = -(-self.max_pixels // of_token), -(-self.min_pixels // of_token)
         # A narrow picture has a token's width at least, and a small one is rounded up.
         narrow, grown = math.isqrt(_MAX_RATIO * most), math.isqrt(_MAX_RATIO * fewest)
         return max(most, narrow + 1, fewest + 2 * grown + 4)
