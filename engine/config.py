@@ -35,7 +35,7 @@ _AT_LEAST_ONE = (
     *("block_size", "max_loras", "max_lora_rank"),
     *("tensor_parallel_size", "pipeline_parallel_size"),
     *("max_model_len", "max_num_batched_tokens", "max_num_seqs", "max_num_partial_prefills"),
-    *("max_num_prefill_tokens", "max_num_image_tokens", "image_cache_bytes"),
+    *("max_num_image_tokens", "image_cache_bytes"),
     *("num_gpu_blocks_override", "num_state_snapshots", "num_threads"),
     *("max_num_queued_reqs", "max_num_queued_tokens"),
     *("max_num_queued_reqs_per_tenant", "max_num_queued_tokens_per_tenant"),
@@ -136,10 +136,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Share of the blocks that a tenant's cached prefixes may take while no request uses them."""
     max_num_batched_tokens: int | None = None
     """Most tokens computed in one step; None: 8448 on a GPU, 2048 on a CPU."""
-    max_num_prefill_tokens: int | None = None
-    """Most prompt tokens computed in a step in which other requests generate; so many only while
-    many prompt tokens wait, else fewer, so that streams flow evenly. None: only
-    ``max_num_batched_tokens`` limits them, which suits offline use."""
+    target_gap_ms: float | None = None
+    """How long a step may take for the sake of prompts while other requests generate: about the
+    longest gap between a stream's tokens. Steps are that long only where prompts wait too long
+    otherwise (``target_ttft_ms``). None: only ``max_num_batched_tokens`` limits steps, which suits
+    offline use."""
+    target_ttft_ms: float = 500.0
+    """The time to the first token that steps are made longer for, up to ``target_gap_ms``."""
     max_num_image_tokens: int | None = None
     """For models that see: most image tokens that are encoded in a step, and no more than the step
     may compute tokens. A larger picture is all that its step encodes. None: 4096 on a GPU, 256 on a
@@ -220,7 +223,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self._check(
             "gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "must be in (0, 1]"
         )
-        self._check("priority_aging_s", self.priority_aging_s > 0, "must be positive")
+        for name in ("priority_aging_s", "target_gap_ms", "target_ttft_ms"):
+            value = getattr(self, name)
+            self._check(name, value is None or value > 0, "must be positive")
         floor, ceiling = self.prefix_cache_tenant_floor, self.prefix_cache_tenant_ceiling
         self._check("prefix_cache_tenant_floor", 0 <= floor <= 1, "must be in [0, 1]")
         self._check(
@@ -277,7 +282,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             # Nothing of one request serves another: no cache, so nothing to learn from timing.
             enable_prefix_caching=False,
             enforce_eager=True,  # Graphs are of steps that sample.
-            max_num_prefill_tokens=None,
+            target_gap_ms=None,
             forecast_admission=False,
             long_prefill_token_threshold=(
                 0 if model.is_encoder else self.long_prefill_token_threshold

@@ -97,7 +97,7 @@ class Engine:
             model="modelled",
             max_num_seqs=64,
             max_num_batched_tokens=8192,
-            max_num_prefill_tokens=1024,
+            target_gap_ms=50.0,
             policy=policy,
             async_scheduling=True,
         )

@@ -123,7 +123,7 @@ class Simulation:
             model="modelled",
             max_num_seqs=64,
             max_num_batched_tokens=8192,
-            max_num_prefill_tokens=2048,
+            target_gap_ms=50.0,
             max_num_queued_reqs=None,
             policy="fair_share",
             async_scheduling=True,

@@ -302,7 +302,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     engine.add_argument("--max-model-len", type=int)
     engine.add_argument("--max-num-seqs", type=int)
     engine.add_argument("--max-num-batched-tokens", type=int)
-    engine.add_argument("--max-num-prefill-tokens", type=int)
+    engine.add_argument("--target-gap-ms", type=float)
+    engine.add_argument("--target-ttft-ms", type=float, default=500.0)
     engine.add_argument("--gpu-memory-utilization", type=float, default=0.92)
     engine.add_argument("--kv-cache-memory-bytes", type=int, help="of each engine")
     engine.add_argument("--num-threads", type=int)
@@ -323,7 +324,8 @@ ENGINE_OPTIONS = (
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
-    "max_num_prefill_tokens",
+    "target_gap_ms",
+    "target_ttft_ms",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
     "num_threads",

@@ -1,4 +1,5 @@
-"""What a preemption costs: computing tokens again, or copying their blocks out and in."""
+"""What the steps so far took: by it tokens are given to steps, and preempted requests swapped or
+computed again."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ _DECAY = 0.995
 _MIN_DEVIATION = 4.0
 
 
-class PreemptionCosts:
-    """Compares the two by what was measured: steps while they run, a block's copy at start-up.
+class StepTimes:
+    """A step of n tokens takes a + b n seconds, fitted by least squares over the last steps. The
+    slope b is what a token adds to a step that takes place anyway.
 
-    A step of n tokens takes a + b n seconds. The slope b, fitted by least squares over the last
-    steps, is what a recomputed token adds to a step that takes place anyway.
+    swap_s_per_block: seconds to copy a block, measured at start-up.
     """
 
     def __init__(self, swap_s_per_block: float) -> None:
@@ -44,8 +45,16 @@ class PreemptionCosts:
         self._last_s = now
 
     @property
+    def fixed_s(self) -> float:
+        """Seconds that a step takes however few tokens it has: a. 0 before the first step."""
+        s_per_token = self.s_per_token
+        if s_per_token is None:
+            return 0.0
+        return max(0.0, (self._t - s_per_token * self._n) / self._count)
+
+    @property
     def s_per_token(self) -> float | None:
-        """Seconds that a token adds to a step; None before the first step.
+        """Seconds that a token adds to a step: b. None before the first step.
 
         While all steps are of about the same size this is the mean, an upper bound.
         """

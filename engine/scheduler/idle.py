@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.request import Request
-    from engine.scheduler.costs import PreemptionCosts
+    from engine.scheduler.costs import StepTimes
 
 _SHARE = 0.02
 """By how much they may lengthen a step that others are in."""
@@ -23,7 +23,7 @@ class IdleShare:
 
     Those that get none keep their rows and blocks until somebody else needs these."""
 
-    def __init__(self, costs: PreemptionCosts) -> None:
+    def __init__(self, costs: StepTimes) -> None:
         self._costs = costs
         self._saved = 0.0
         self._num_left = 0

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from engine.request import Request, RequestState
 from engine.scheduler.capacity import Capacity
-from engine.scheduler.costs import PreemptionCosts
+from engine.scheduler.costs import StepTimes
 from engine.scheduler.drafts import Lookahead, fitting_drafts, judge_drafts
 from engine.scheduler.idle import IdleShare
 from engine.scheduler.pictures import Pictures
@@ -75,7 +75,7 @@ class Scheduler:
         self.cache = cache
         self.policy = policy
         self._clock = clock
-        self._costs = PreemptionCosts(swap_s_per_block)
+        self._costs = StepTimes(swap_s_per_block)
         self._lookahead = lookahead or Lookahead(cache, 0, 0)
         self.queue = QueueLimits(config)
         self.stats = SchedulerStats()
@@ -83,7 +83,7 @@ class Scheduler:
         self.waiting = WaitingQueue(policy, config.max_loras)
         self.running: dict[str, Request] = {}
         """In the order of admission."""
-        self._step_budget = StepBudget(config)
+        self._step_budget = StepBudget(config, self._costs)
         self._idle = IdleShare(self._costs)
         self._chunk_limit = config.chunk_tokens
         self._num_stages = config.pipeline_parallel_size
@@ -198,7 +198,7 @@ class Scheduler:
         step = Step(StepPlan(step_id=self.stats.num_steps), planned_s=self._clock())
         order = list(self.running.values())
         counted = self._idle.begin_step(order, self.queue.num_reqs)
-        budget = self._step_budget.num_tokens(counted, self.queue.num_tokens, self.queue.by_tenant)
+        budget = self._step_budget.num_tokens(counted, self.queue.by_tenant)
         self.waiting.begin_step()
         self.pictures.begin_step(budget)
         self._is_short |= self.waiting.free_claimants()

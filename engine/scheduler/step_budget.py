@@ -1,4 +1,4 @@
-"""How many tokens a step computes: few enough for even streams, many enough for prompts.
+"""How many tokens a step computes: as many as prompts need, as few as streams can stand.
 
 Every prompt token in a step delays the requests that generate in it. On a GPU the first few hundred
 tokens are nearly free, because the step is bound by reading the weights; each token beyond them
@@ -7,12 +7,15 @@ and streams gain much."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from engine.config import EngineConfig
     from engine.request import Request
+    from engine.scheduler.costs import StepTimes
+    from engine.scheduler.queue_limits import Queued
 
 _LEAST_TOKENS = 512
 """About two to three times as many tokens as a GPU computes in the time of reading 16-bit
@@ -25,68 +28,81 @@ _SHARED_CPU_TOKENS = 16
 """The same where one tenant's prompts are in the steps in which others generate. With the bundled
 model they make a step of three tokens 2.2 times as long; 64 tokens would make it six times as long,
 for half as many prompts again in a second."""
-_PROMPT_SHARE = 5
-"""Prompt tokens for each generated token, at least: steps of large batches take longer anyway, and
-prompts that arrive as fast as other requests end must not fall behind."""
-_NUM_STEPS = 64
-"""Waiting prompts should be computed within about this many steps."""
+_PART = 0.3
+"""Of the time to the first token, for what waits already: more comes meanwhile."""
 _TILE = 128
 """GEMMs divide the tokens of a step into tiles of this size."""
 
 
 class StepBudget:
-    """The most tokens of a step, from what there is to compute.
+    """The most tokens of a step, from what there is to compute and what steps take.
 
-    If few requests generate, prompts get what they leave of 512 tokens; if many do, about five
-    sixths of the step. They get more if many prompt tokens wait, up to ``max_num_prefill_tokens``,
-    so that neither side starves the other. If no request generates, prompts get all of
-    ``max_num_batched_tokens``.
+    A step in which requests generate has 512 tokens, or twice as many as they generate. It has more
+    if the prompts that wait would not be computed in time for ``target_ttft_ms``, but no more than
+    ``target_gap_ms`` allows. Tenants whose requests generate while none of their prompts wait take
+    their part of that time away, so that one tenant's flood of prompts does not make everybody's
+    steps long. If no request generates, prompts get all of ``max_num_batched_tokens``.
 
     On a CPU 64 tokens take the place of 512, also if no request generates: there, who comes next
     would wait for a full step many times longer than for its own prompt. Where one tenant's prompts
     delay what another one generates, they get what is left of 16 tokens, or half of the step,
     however many of them wait."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, times: StepTimes) -> None:
         self.max_num_tokens = config.step_tokens
-        self._max_num_prefill_tokens = config.max_num_prefill_tokens
+        self._gap_s = None if config.target_gap_ms is None else config.target_gap_ms / 1000
+        self._wait_s = _PART * config.target_ttft_ms / 1000
+        self._times = times
         self._on_cpu = config.device == "cpu"
 
-    def num_tokens(
-        self,
-        running: Iterable[Request],
-        num_queued_tokens: int,
-        queued_tenants: Collection[str] = (),
-    ) -> int:
-        """The budget of a step. running: the current batch. num_queued_tokens: prompt tokens of the
-        requests in the queue; queued_tenants: whose these are, by fair keys."""
-        limit = self._max_num_prefill_tokens
-        if limit is None:
+    def num_tokens(self, running: Iterable[Request], queued: Mapping[str, Queued]) -> int:
+        """The budget of a step. running: the current batch. queued: what waits for its first
+        admission, by tenant."""
+        if self._gap_s is None:
             return self.max_num_tokens
-        num_generating, num_prompts, num_waiting = 0, 0, num_queued_tokens
-        delaying, delayed = set(queued_tenants), set[str]()
+        num_generating, num_prompts, generating, waiting = 0, 0, set[str](), set(queued)
+        num_waiting = sum(queue.num_tokens for queue in queued.values())
         for request in running:
             num_left = len(request.token_ids) - request.num_computed_tokens
             if num_left > 1:  # A generating request has one, or none while its token is in flight.
                 num_prompts += 1
                 num_waiting += num_left
-                delaying.add(request.fair_key)
+                waiting.add(request.fair_key)
             else:
                 num_generating += 1 + len(request.draft_token_ids)
-                delayed.add(request.fair_key)
+                generating.add(request.fair_key)
         if num_generating == 0 and not self._on_cpu:
             return self.max_num_tokens
-        if self._on_cpu and delaying and delayed and len(delaying | delayed) > 1:
-            num_wanted = max(_SHARED_CPU_TOKENS - num_generating, num_generating)
+        tenants = generating | waiting
+        if self._on_cpu and generating and waiting and len(tenants) > 1:
+            num_tokens = max(_SHARED_CPU_TOKENS, 2 * num_generating)
         else:
-            num_wanted = max(
-                (_LEAST_CPU_TOKENS if self._on_cpu else _LEAST_TOKENS) - num_generating,
-                _PROMPT_SHARE * num_generating,
-                num_waiting // _NUM_STEPS,
+            num_tokens = max(
+                _LEAST_CPU_TOKENS if self._on_cpu else _LEAST_TOKENS,
+                2 * num_generating,
+                self._num_in_time(num_generating, num_waiting, len(waiting) / max(1, len(tenants))),
             )
-        num_wanted = max(min(num_wanted, limit), num_prompts)  # At least a token for each prompt.
-        num_tokens = num_generating + num_wanted
         num_beyond_tile = num_tokens % _TILE
-        if num_beyond_tile <= min(num_wanted // 4, num_wanted - num_prompts):
+        num_for_prompts = num_tokens - num_generating
+        if num_beyond_tile <= min(num_for_prompts // 4, num_for_prompts - num_prompts):
             num_tokens -= num_beyond_tile
-        return min(num_tokens, self.max_num_tokens)
+        # At least a token for each prompt.
+        return min(max(num_tokens, num_generating + num_prompts), self.max_num_tokens)
+
+    def _num_in_time(self, num_generating: int, num_waiting: int, share: float) -> int:
+        """The smallest steps that compute what waits in this share of the time, as far as gaps
+        allow.
+
+        Steps of n tokens, of which all but g are prompts', compute w tokens in w / (n - g) steps of
+        a + b n seconds. Solved for n, with the time that there is."""
+        fixed_s, s_per_token = self._times.fixed_s, self._times.s_per_token
+        if not s_per_token:
+            return 0
+        assert self._gap_s is not None
+        longest = int((self._gap_s - fixed_s) / s_per_token)
+        num_wanted = min(num_waiting, share * self._wait_s / s_per_token)
+        left_s = self._wait_s - num_wanted * s_per_token
+        if left_s <= 0:
+            return longest
+        num_tokens = (num_wanted * fixed_s + self._wait_s * num_generating) / left_s
+        return min(int(num_tokens), longest)

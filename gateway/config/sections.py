@@ -175,10 +175,11 @@ class ServedEngineConfig(EngineConfig, frozen=True, kw_only=True, forbid_unknown
     least service for its weight (``fair_share``)."""
     prefix_cache_tenant_floor: float = 0.05
     """Share of the blocks that a tenant's cached prefixes keep while other tenants have more."""
-    max_num_prefill_tokens: int | None = 1024
-    """Most prompt tokens computed in a step in which other requests generate; so many only while
-    many prompt tokens wait, else fewer, so that streams flow evenly. None: only
-    ``max_num_batched_tokens`` limits them, which suits offline use."""
+    target_gap_ms: float | None = 50.0
+    """How long a step may take for the sake of prompts while other requests generate: about the
+    longest gap between a stream's tokens. Steps are that long only where prompts wait too long
+    otherwise (``target_ttft_ms``). None: only ``max_num_batched_tokens`` limits steps, which suits
+    offline use."""
     max_num_queued_reqs: int | None = 1024
     """Most requests that may wait for their first admission; further ones are refused
     (``QueueFull``) to tenants that have their part of these, which is the same for all who wait."""

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from engine.scheduler.costs import PreemptionCosts
+from engine.scheduler.costs import StepTimes
 
 
-def observed(steps: list[tuple[int, float]], *, swap_s_per_block: float = 1.0) -> PreemptionCosts:
-    costs = PreemptionCosts(swap_s_per_block)
+def observed(steps: list[tuple[int, float]], *, swap_s_per_block: float = 1.0) -> StepTimes:
+    costs = StepTimes(swap_s_per_block)
     for num_tokens, seconds in steps:
         costs.observe(num_tokens, seconds)
     return costs

@@ -48,7 +48,7 @@ ENGINES = st.fixed_dictionaries(
     {
         "max_num_seqs": st.sampled_from([5, 8, 20]),
         "max_num_batched_tokens": st.sampled_from([40, 64]),
-        "max_num_prefill_tokens": st.sampled_from([None, 8]),
+        "target_gap_ms": st.sampled_from([None, 50.0]),
         "fair_share_quantum": st.sampled_from([0.0, 20.0]),
         "forecast_admission": st.booleans(),
         "priority_aging_s": st.sampled_from([0.02, 1e9]),

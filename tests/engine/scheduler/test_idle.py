@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.messages import IDLE_PRIORITY
-from engine.scheduler.costs import PreemptionCosts
+from engine.scheduler.costs import StepTimes
 from engine.scheduler.idle import IdleShare
 from tests.engine.scheduler.harness import Harness
 from tests.engine.scheduler.making import make_request
@@ -70,7 +70,7 @@ def test_a_line_that_comes_from_another_engine_waits_behind_all(policy: str) -> 
 
 def share(*, token_s: float, step_s: float) -> IdleShare:
     """Where steps take so long, and each token adds so much."""
-    costs = PreemptionCosts(0.0)
+    costs = StepTimes(0.0)
     for num_tokens in (1, 100, 200):
         costs.observe(num_tokens, step_s + token_s * num_tokens)
     return IdleShare(costs)

@@ -41,7 +41,7 @@ ENGINES = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 6),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 3]),
         "max_num_partial_prefills": st.sampled_from([None, None, 1]),
-        "max_num_prefill_tokens": st.sampled_from([None, 1, 3]),
+        "target_gap_ms": st.sampled_from([None, 50.0]),
         "watermark": st.sampled_from([0.0, 0.1]),
         "async_scheduling": st.booleans(),
         "pipeline_parallel_size": st.sampled_from([1, 1, 2, 3]),

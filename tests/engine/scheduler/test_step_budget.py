@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Literal
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from engine.scheduler.costs import StepTimes
+from engine.scheduler.queue_limits import Queued
 from engine.scheduler.step_budget import StepBudget
 from tests.engine.scheduler.harness import Harness, config
 from tests.engine.scheduler.making import make_request
@@ -32,93 +34,124 @@ def at_its_prompt(num_left: int, arrival: int = 10_000, fair_key: str = "") -> R
     )
 
 
+GAP_MS = 50.0
+
+
 def budget(
-    max_num_prefill_tokens: int | None,
+    target_gap_ms: float | None = GAP_MS,
     max_num_batched_tokens: int = 8192,
     device: Literal["cuda", "cpu"] = "cuda",
+    *,
+    fixed_ms: float = 5.0,
+    ms_per_token: float = 0.02,
 ) -> StepBudget:
-    asked = config(
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_prefill_tokens=max_num_prefill_tokens,
-    )
-    return StepBudget(asked.for_device(device))
+    """Of an engine whose steps so far took that long."""
+    asked = config(max_num_batched_tokens=max_num_batched_tokens, target_gap_ms=target_gap_ms)
+    times = StepTimes(0.0)
+    for num_tokens in (1, 100, 1000):
+        times.observe(num_tokens, (fixed_ms + ms_per_token * num_tokens) / 1000)
+    return StepBudget(asked.for_device(device), times)
+
+
+def queue(num_tokens: int, tenant: str = "") -> dict[str, Queued]:
+    return {tenant: Queued(1, num_tokens)} if num_tokens else {}
 
 
 class TestNumTokens:
-    def test_without_a_limit_prompts_take_all(self) -> None:
-        assert budget(None).num_tokens(generating(3), 100_000) == 8192
+    def test_without_an_objective_prompts_take_all(self) -> None:
+        assert budget(None).num_tokens(generating(3), queue(100_000)) == 8192
+        assert budget(None, device="cpu").num_tokens([], queue(600)) == 8192
 
     def test_prompts_take_all_while_nobody_generates(self) -> None:
-        assert budget(1536).num_tokens([], 600) == 8192
+        assert budget().num_tokens([], queue(600)) == 8192
         for num_left in (2, 600):
-            assert budget(1536).num_tokens([at_its_prompt(num_left)], 0) == 8192
+            assert budget().num_tokens([at_its_prompt(num_left)], {}) == 8192
 
-    def test_on_a_cpu_no_step_is_long_for_the_sake_of_prompts(self) -> None:
-        assert budget(1536, device="cpu").num_tokens([], 600) == 64
-        assert budget(1536, device="cpu").num_tokens(generating(3), 600) == 64
-        assert budget(1536, device="cpu").num_tokens(generating(64), 600) == 384
-        assert budget(None, device="cpu").num_tokens([], 600) == 8192
+    def test_on_a_cpu_no_step_is_long_for_the_sake_of_prompts_that_have_time(self) -> None:
+        on_cpu = budget(device="cpu", ms_per_token=0.1)
+        assert on_cpu.num_tokens([], queue(600)) == 64
+        assert on_cpu.num_tokens(generating(3), queue(600)) == 64
+        assert on_cpu.num_tokens(generating(64), queue(600)) == 128
 
     def test_on_a_cpu_one_tenants_prompts_hardly_delay_another_ones_tokens(self) -> None:
-        on_cpu, ours = budget(1536, device="cpu"), generating(3, "ours")
-        assert on_cpu.num_tokens(ours, 10**6, ["flood"]) == 16
-        assert on_cpu.num_tokens([*ours, at_its_prompt(10**6, fair_key="flood")], 0) == 16
-        assert on_cpu.num_tokens(generating(64, "ours"), 10**6, ["ours", "flood"]) == 128
+        on_cpu, ours = budget(device="cpu"), generating(3, "ours")
+        assert on_cpu.num_tokens(ours, queue(10**6, "flood")) == 16
+        assert on_cpu.num_tokens([*ours, at_its_prompt(10**6, fair_key="flood")], {}) == 16
+        both = {**queue(1000, "ours"), **queue(1000, "flood")}
+        assert on_cpu.num_tokens(generating(64, "ours"), both) == 128
         # Nobody else is delayed.
-        assert on_cpu.num_tokens(ours, 64 * 768, ["ours"]) > 700
-        assert on_cpu.num_tokens([at_its_prompt(600, fair_key="ours")], 600, ["flood"]) == 64
+        assert on_cpu.num_tokens(ours, queue(10**6, "ours")) > 700
+        alone = on_cpu.num_tokens([at_its_prompt(600, fair_key="ours")], queue(600, "flood"))
+        assert alone == 64
         # On a GPU those tokens are nearly free.
-        assert budget(1536).num_tokens(ours, 600, ["flood"]) == 512
+        assert budget().num_tokens(ours, queue(600, "flood")) == 512
 
-    def test_a_step_beside_few_who_generate_is_short(self) -> None:
-        for count in (1, 16, 64, 85):
-            assert budget(1536).num_tokens(generating(count), 600) == 512
+    def test_a_step_is_short_as_long_as_prompts_have_time(self) -> None:
+        for count in (1, 16, 64, 256):
+            assert budget().num_tokens(generating(count), queue(600)) == 512
+        assert budget().num_tokens(generating(400), queue(600)) == 768  # of 800, in whole tiles
 
-    def test_prompts_get_five_sixths_beside_many(self) -> None:
-        assert budget(1536).num_tokens(generating(128), 600) == 768
-        assert budget(1536).num_tokens(generating(256), 600) == 1536
-        assert budget(1536).num_tokens(generating(400), 600) == 1920  # 400 + 1536, in whole tiles
+    def test_a_step_takes_as_long_as_gaps_allow_if_prompts_would_come_too_late(self) -> None:
+        """Whether they wait or are computed already: 5 ms and 0.02 ms for each of 2,250."""
+        assert budget().num_tokens(generating(1), queue(10**6)) == 2250 // 128 * 128
+        assert budget().num_tokens([*generating(1), at_its_prompt(10**6)], {}) == 2250 // 128 * 128
+        assert budget(25.0).num_tokens(generating(1), queue(10**6)) == 1000 // 128 * 128
+        assert budget(8.0).num_tokens(generating(1), queue(10**6)) == 512
 
-    def test_many_prompt_tokens_make_steps_longer(self) -> None:
-        """Whether they wait or are computed already."""
-        assert budget(1536).num_tokens(generating(1), 64 * 768) == 768
-        assert budget(1536).num_tokens([*generating(1), at_its_prompt(64 * 768)], 0) == 768
+    @given(num_generating=st.integers(1, 300), num_waiting=st.integers(1, 20_000))
+    def test_steps_are_as_short_as_what_waits_can_be_in_time(
+        self, num_generating: int, num_waiting: int
+    ) -> None:
+        num_tokens = budget().num_tokens(generating(num_generating), queue(num_waiting))
 
-    def test_a_step_is_cut_to_whole_tiles_for_a_quarter_of_its_prompt_tokens_at_most(self) -> None:
-        assert budget(400).num_tokens(generating(84), 600) == 384  # of 384 + 100
-        assert budget(400).num_tokens(generating(85), 600) == 485  # of 384 + 101
-        assert budget(400).num_tokens(generating(112), 600) == 512
+        def takes_s(num_tokens: float) -> float:
+            num_steps = num_waiting / (num_tokens - num_generating)
+            return num_steps * (5 + 0.02 * num_tokens) / 1000
 
-    def test_the_limit_is_the_prompts_alone(self) -> None:
-        assert budget(1536).num_tokens(generating(256), 10**9) == 256 + 1536
-        assert budget(100).num_tokens(generating(5), 10**9) == 5 + 100
+        if 512 + 128 < num_tokens < 2250 - 128 and num_tokens > 2 * num_generating + 128:
+            assert takes_s(num_tokens + 128) < 0.15 < takes_s(num_tokens - 129)
+        elif num_tokens <= 512 and num_generating < 128:
+            assert takes_s(num_tokens + 128) < 0.15
+
+    def test_a_flood_of_prompts_lengthens_others_steps_by_its_part_of_the_time(self) -> None:
+        ours, flood = generating(2, "ours"), queue(10**6, "flood")
+        beside = budget().num_tokens(ours, flood)
+        assert beside == 512
+        alone = budget().num_tokens(generating(2, "flood"), flood)
+        assert alone == 2176
+        assert budget().num_tokens([*ours, at_its_prompt(7000, fair_key="ours")], {}) > 1000
+
+    def test_before_any_step_was_measured_steps_are_short(self) -> None:
+        unknown = StepBudget(config(target_gap_ms=GAP_MS).for_device("cuda"), StepTimes(0.0))
+        assert unknown.num_tokens(generating(1), queue(10**6)) == min(512, unknown.max_num_tokens)
 
     def test_drafts_are_no_prompt(self) -> None:
         requests = generating(192)
         for request in requests:
             request.draft_token_ids = [4]
-        assert budget(2000).num_tokens(requests, 0) == 6 * 2 * 192
+        assert budget().num_tokens(requests, {}) == 2 * 2 * 192
 
     def test_no_step_is_longer_than_any_may_be(self) -> None:
-        assert budget(1536, 300).num_tokens(generating(256), 10**9) == 300
+        assert budget(GAP_MS, 300).num_tokens(generating(256), queue(10**9)) == 300
 
     @given(
         num_generating=st.integers(1, 600),
         prompts=st.lists(st.integers(2, 40_000), max_size=6),
         num_queued=st.integers(0, 2_000_000),
-        limit=st.integers(1, 4096),
+        gap_ms=st.floats(0.1, 1000),
     )
-    @example(123, [2] * 6, 0, 1)  # a token beyond a tile, which one of the prompts needs
+    @example(123, [2] * 6, 0, 0.1)
     def test_neither_side_starves(
-        self, num_generating: int, prompts: list[int], num_queued: int, limit: int
+        self, num_generating: int, prompts: list[int], num_queued: int, gap_ms: float
     ) -> None:
         running = generating(num_generating)
         running += [at_its_prompt(num_left, 10_000 + i) for i, num_left in enumerate(prompts)]
-        num_tokens = budget(limit).num_tokens(running, num_queued)
+        num_tokens = budget(gap_ms).num_tokens(running, queue(num_queued))
         for_prompts = num_tokens - num_generating
         assert for_prompts >= max(1, len(prompts))
-        assert for_prompts >= 3 / 4 * min(limit, 384)
-        assert for_prompts <= max(limit, len(prompts))
+        assert for_prompts >= 3 / 4 * max(512 - num_generating, num_generating)
+        longest = max(512, 2 * num_generating, (gap_ms - 5) / 0.02)
+        assert num_tokens <= max(longest, num_generating + len(prompts))
 
     @given(
         num_generating=st.integers(1, 600),
@@ -129,21 +162,24 @@ class TestNumTokens:
         self, num_generating: int, num_queued: int, more: int
     ) -> None:
         running = generating(num_generating)
-        fewer = budget(1536).num_tokens(running, num_queued)
-        assert budget(1536).num_tokens(running, num_queued + more) >= fewer - 128
+        fewer = budget().num_tokens(running, queue(num_queued))
+        assert budget().num_tokens(running, queue(num_queued + more)) >= fewer - 128
 
 
 class TestSteps:
     def test_a_prompt_is_cut_only_beside_those_who_generate(self) -> None:
-        harness = Harness(max_num_prefill_tokens=3, max_num_batched_tokens=64)
-        harness.add("a", 10, max_tokens=6, ignore_eos=True)
+        harness = Harness(
+            target_gap_ms=GAP_MS, max_num_batched_tokens=2048, num_blocks=900, max_model_len=2048
+        )
+        harness.add("a", 1000, max_tokens=9, ignore_eos=True)
         harness.step()
-        harness.add("b", 9, max_tokens=1)
+        harness.add("b", 1100, max_tokens=1)
         lengths = []
         for _ in range(4):
             harness.step()
             lengths.append([c.num_scheduled_tokens for c in harness.runner.plans[-1].chunks])
-        assert lengths == [[1, 3], [1, 3], [1, 3], [1]]
+        assert lengths == [[1, 511], [1, 511], [1, 78], [1]]
+        assert harness.runner.plans[0].num_tokens == 1000
         harness.run()
         harness.check_outputs()
 
@@ -151,7 +187,7 @@ class TestSteps:
         longest = {}
         for tenant in ("flood", "ours"):
             harness = Harness(
-                device="cpu", max_num_prefill_tokens=256, max_num_batched_tokens=256, num_blocks=400
+                device="cpu", target_gap_ms=GAP_MS, max_num_batched_tokens=256, num_blocks=400
             )
             harness.add("stream", 4, max_tokens=150, ignore_eos=True, fair_key="ours")
             harness.step(3)
@@ -163,18 +199,6 @@ class TestSteps:
             harness.check_outputs()
         assert longest == {"flood": 16, "ours": 64}
 
-    def test_several_that_were_begun_all_go_on(self) -> None:
-        harness = Harness(
-            max_num_prefill_tokens=1, max_num_batched_tokens=24, long_prefill_token_threshold=6
-        )
-        for name in "abc":
-            harness.add(name, 20, max_tokens=2, ignore_eos=True)
-        harness.add("d", 1, max_tokens=9, ignore_eos=True)
-        harness.step(2)
-        assert [c.num_scheduled_tokens for c in harness.runner.plans[-1].chunks] == [1, 1, 1, 1]
-        harness.run()
-        harness.check_outputs()
-
 
 def longest_step(simulation: Simulation) -> float:
     times = [time for time, _ in simulation.trace]
@@ -182,15 +206,15 @@ def longest_step(simulation: Simulation) -> float:
 
 
 def test_streams_flow_evenly_and_long_prompts_get_through() -> None:
-    """A step takes 10 ms and 0.2 ms a token: 512 tokens 0.11 s, 8192 tokens 1.65 s."""
+    """A step takes 10 ms and 0.2 ms a token: 600 tokens 0.13 s, 8192 tokens 1.65 s."""
     long = [Arrival(1.0 + i / 100, f"long {i}", num_prompt_tokens=900) for i in range(12)]
     short = steady("short", 3, 4.0, num_prompt_tokens=20, max_tokens=40)
     options = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "num_blocks": 4000}
     limited, unlimited = (
-        Simulation([*short, *long], **options, max_num_prefill_tokens=limit).run()
-        for limit in (1536, None)
+        Simulation([*short, *long], **options, target_gap_ms=gap_ms).run()
+        for gap_ms in (130.0, None)
     )
-    assert longest_step(limited) < 0.13
+    assert longest_step(limited) < 0.135
     assert longest_step(unlimited) > 1.0
     assert all(outcome.finished_s is not None for outcome in limited.outcomes.values())
     assert limited.runner.now < 1.1 * unlimited.runner.now
