@@ -22,7 +22,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from time import time
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
@@ -30,7 +30,6 @@ from starlette.types import Scope as AsgiScope
 
 from gateway.config.oidc import OidcConfig
 from gateway.errors import InvalidApiKey, PermissionDenied
-from gateway.oidc.provider import Provider
 from tenants import keys
 from tenants.authenticator import DEFAULT_BOUNDS, Authenticator, CacheBounds
 from tenants.errors import AuthenticationFailed, InvalidValue, ObjectExists, ObjectNotFound
@@ -38,6 +37,9 @@ from tenants.last_used import LastUsed
 from tenants.names import KEY_HASH_BYTES
 from tenants.store import Store
 from tenants.types import Principal, Scope
+
+if TYPE_CHECKING:
+    from gateway.oidc.provider import Provider
 
 SESSION = "session."
 """What a session begins with where a key could stand."""
@@ -105,7 +107,12 @@ class SignIn(Authenticator):
         ``Provider`` does."""
         super().__init__(store, pepper, bounds, last_used=last_used)
         self.config = config
-        self.provider = None if config.issuer is None else Provider(config)
+        self.provider: Provider | None = None
+        if config.issuer is not None:
+            # Only now, as what checks tokens takes 0.1 s of each start.
+            from gateway.oidc.provider import Provider
+
+            self.provider = Provider(config)
 
     def cookie(self, page: str, scope: AsgiScope) -> str:
         """The name of the cookie of a page's session, for a request of that page. Over HTTPS it has

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from gateway.errors import ApiError, InvalidApiKey, NotFound, PermissionDenied, to_api_error
 from gateway.middleware.auth import check_own_page
-from gateway.oidc.provider import Provider
 from gateway.oidc.sign_in import KEY_SESSION_S, PAGES, SIGN_IN_S, Attempt, Session
 from gateway.routes.http import secret_answer
 from gateway.schemas.sign_in import KeySignIn, SignInState
 from gateway.services import Services
 from tenants.errors import AuthenticationFailed, TenantsError
+
+if TYPE_CHECKING:
+    from gateway.oidc.provider import Provider
 
 ATTEMPT = "sluice-sign-in"
 """The cookie of a sign-in that has been begun."""

@@ -300,8 +300,11 @@ def test_importing_the_command_line_is_light() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_demo_never_imports_torch() -> None:
-    code = "import sys, gateway.commands.demo; print({'torch', 'transformers'} & set(sys.modules))"
+def test_the_demo_imports_neither_torch_nor_what_only_sign_in_needs() -> None:
+    code = (
+        "import sys, gateway.commands.demo;"
+        "print({'torch', 'transformers', 'joserfc'} & set(sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
