@@ -37,6 +37,14 @@ class Vision(msgspec.Struct, frozen=True, kw_only=True):
     """Why pictures are refused all the same, for whoever sends one; empty: they are not."""
     num_blocks: int = 0
     """Of the encoder's cache, see ``BLOCK_ROWS``; set by the runner."""
+    largest: int | None = None
+    """Most image tokens of a picture: for so many the runner has memory. None: any number."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a picture that is served."""
+        room = self.num_blocks * BLOCK_ROWS
+        return room if self.largest is None else min(room, self.largest)
 
     def num_tokens(self, image: Image) -> int:
         """Its image tokens."""
@@ -66,11 +74,12 @@ class Vision(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidRequest(f"{field} must be a multiple of {self.side}, got {pixels}")
             if self.max_size is not None and pixels > self.max_size:
                 raise InvalidRequest(f"{field} must be at most {self.max_size}, got {pixels}")
-        num_tokens, most = self.num_tokens(image), self.num_blocks * BLOCK_ROWS
+        num_tokens, most = self.num_tokens(image), self.most_tokens
         if num_tokens > most:
+            what = "the model's files allow" if most == self.largest else "image_cache_bytes holds"
             raise InvalidRequest(
                 f"height: {image.height} x {image.width} pixels make {num_tokens} image tokens,"
-                f" but image_cache_bytes has room for {most}"
+                f" but {what} {most} at most"
             )
         num_found = prompt[image.offset : end].count(self.image_token_id)
         if num_found != num_tokens:

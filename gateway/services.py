@@ -25,7 +25,6 @@ from gateway.batches.files import Uploads
 from gateway.batches.runner import BatchRunner
 from gateway.concurrency.background import Background
 from gateway.concurrency.fair_starts import FairStarts
-from gateway.concurrency.lanes import Lanes
 from gateway.config import Config, TenantsConfig
 from gateway.errors import ConfigError
 from gateway.fleet.identity import derive_keys as fleet_keys
@@ -61,6 +60,7 @@ from tenants.authenticator import CacheBounds
 from tenants.changes import Change, ChangeListener
 from tenants.errors import StoreUnavailable
 from tenants.journal import Journal
+from tenants.lanes import Lanes
 from tenants.last_used import LastUsed
 from tenants.quota import Quota
 from tenants.refused import RefusalLog

@@ -151,7 +151,7 @@ class BatchQueue:
         fkey: Mapping[str, TenantsError] = {
             "batch_tenant_id_fkey": ObjectNotFound("tenant", tenant_id)
         }
-        rows = await self._connections.fetch(
+        rows = await self._connections.fetch_in_turn(
             _SQL["create_batch"],
             (tenant_id, *batch, MAX_OPEN),
             tenant_id=tenant_id,
@@ -274,7 +274,9 @@ class BatchQueue:
         return await self._fetch(batch.tenant_id, name, batch.id, batch.attempts, *values)
 
     async def _fetch(self, tenant_id: UUID, name: str, *values: object) -> Sequence[Row]:
-        return await self._connections.fetch(_SQL[name], (tenant_id, *values), tenant_id=tenant_id)
+        return await self._connections.fetch_in_turn(
+            _SQL[name], (tenant_id, *values), tenant_id=tenant_id
+        )
 
 
 def _event_columns(event: UsageEvent | None) -> tuple[object, ...]:

@@ -46,7 +46,7 @@ class Chats:
             chat.created_at,
             retention,
         )
-        await self._connections.fetch(
+        await self._connections.fetch_in_turn(
             _SQL["put_chat"],
             (tenant_id, *values),
             tenant_id=tenant_id,
@@ -88,7 +88,9 @@ class Chats:
         return len(await self._fetch(tenant_id, "trim_chats", max_bytes))
 
     async def _fetch(self, tenant_id: UUID, name: str, *values: object) -> Sequence[Row]:
-        return await self._connections.fetch(_SQL[name], (tenant_id, *values), tenant_id=tenant_id)
+        return await self._connections.fetch_in_turn(
+            _SQL[name], (tenant_id, *values), tenant_id=tenant_id
+        )
 
 
 def _one(rows: Sequence[Row]) -> StoredChat | None:

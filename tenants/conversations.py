@@ -86,7 +86,7 @@ class Conversations:
         conversations."""
         text = None if search is None else json_text(_plain(search))
         behind = None if after is None else _plain(after)
-        rows = await self._connections.fetch(
+        rows = await self._connections.fetch_in_turn(
             _SQL["list_conversations"],
             (tenant_id, key_id, text, behind, limit),
             tenant_id=tenant_id,
@@ -157,7 +157,7 @@ class Conversations:
         *values: object,
         violations: Mapping[str, TenantsError] = _NONE,
     ) -> Sequence[Row]:
-        return await self._connections.fetch(
+        return await self._connections.fetch_in_turn(
             _SQL[name],
             (tenant_id, _plain(conversation_id), *values),
             tenant_id=tenant_id,

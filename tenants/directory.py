@@ -326,7 +326,7 @@ class Directory:
 
     async def list_mcp_servers(self, tenant_id: UUID) -> Sequence[McpServer]:
         """A tenant's servers by URL; none for a tenant that does not exist."""
-        rows = await self._all("list_mcp_servers", tenant_id, tenant_id=tenant_id)
+        rows = await self._all("list_mcp_servers", tenant_id, tenant_id=tenant_id, in_turn=True)
         return [McpServer(**row) for row in rows]
 
     async def delete_mcp_server(self, tenant_id: UUID, server_id: UUID) -> McpServer:
@@ -363,7 +363,12 @@ class Directory:
         *values: object,
         tenant_id: UUID | None = None,
         violations: Violations = NO_VIOLATIONS,
+        in_turn: bool = False,
     ) -> Sequence[Row]:
+        """in_turn: a tenant asks for it, as often as it likes."""
+        if in_turn:
+            assert tenant_id is not None
+            return await self._connections.fetch_in_turn(_SQL[name], values, tenant_id=tenant_id)
         return await self._connections.fetch(
             _SQL[name], values, tenant_id=tenant_id, violations=violations
         )

@@ -44,7 +44,9 @@ class Files:
         }
         query, values = _SQL["begin_file"], (tenant_id, file_id, max_files)
         return bool(
-            await self._connections.fetch(query, values, tenant_id=tenant_id, violations=fkey)
+            await self._connections.fetch_in_turn(
+                query, values, tenant_id=tenant_id, violations=fkey
+            )
         )
 
     async def append(self, tenant_id: UUID, file_id: str, data: bytes, *, max_bytes: int) -> bool:
@@ -73,7 +75,9 @@ class Files:
 
     async def used(self, tenant_id: UUID) -> int:
         """The bytes of all files of a tenant, incomplete ones too."""
-        (row,) = await self._connections.fetch(_SQL["sum_files"], (tenant_id,), tenant_id=tenant_id)
+        (row,) = await self._connections.fetch_in_turn(
+            _SQL["sum_files"], (tenant_id,), tenant_id=tenant_id
+        )
         size: int = row["size"]
         return size
 
@@ -92,7 +96,7 @@ class Files:
         """Files in the order in which they were begun. after: the id of the one before the
         page."""
         values = (tenant_id, purpose, None if after is None else _plain(after), is_descending)
-        rows = await self._connections.fetch(
+        rows = await self._connections.fetch_in_turn(
             _SQL["list_files"], (*values, limit), tenant_id=tenant_id
         )
         return [StoredFile(**row) for row in rows]
@@ -111,7 +115,7 @@ class Files:
     async def _fetch(
         self, tenant_id: UUID, name: str, file_id: str, *values: object
     ) -> Sequence[Row]:
-        return await self._connections.fetch(
+        return await self._connections.fetch_in_turn(
             _SQL[name], (tenant_id, _plain(file_id), *values), tenant_id=tenant_id
         )
 

@@ -359,14 +359,15 @@ class SharedState:
 
     async def _fetch(self, tenant_id: UUID, name: str, *values: object) -> Sequence[Row]:
         query = _SQL[name]
-        return await self._connections.fetch(
-            query,
-            (tenant_id, *values),
-            tenant_id=tenant_id if query.access == "tenant" else None,  # or it enters by itself
-            violations={
-                f"{table}_tenant_id_fkey": ObjectNotFound("tenant", tenant_id)
-                for table in ("response", "ended_stream", "idempotency_key")
-            },
+        violations = {
+            f"{table}_tenant_id_fkey": ObjectNotFound("tenant", tenant_id)
+            for table in ("response", "ended_stream", "idempotency_key")
+        }
+        values = (tenant_id, *values)
+        if query.access != "tenant":  # It enters by itself.
+            return await self._connections.fetch(query, values, violations=violations)
+        return await self._connections.fetch_in_turn(
+            query, values, tenant_id=tenant_id, violations=violations
         )
 
 

@@ -350,7 +350,9 @@ class Store(Directory):
         if tenant_id is None:
             rows = await self._all("sum_all_usage", *what, search, *page)
         else:
-            rows = await self._all("sum_usage", tenant_id, *what, *page, tenant_id=tenant_id)
+            rows = await self._all(
+                "sum_usage", tenant_id, *what, *page, tenant_id=tenant_id, in_turn=True
+            )
         return [UsageSum(**row) for row in rows]
 
     async def list_usage(
@@ -367,7 +369,7 @@ class Store(Directory):
             rows = await self._all("list_all_usage", *span, *filters, limit)
         else:
             values = (tenant_id, *span, *filters, limit)
-            rows = await self._all("list_usage", *values, tenant_id=tenant_id)
+            rows = await self._all("list_usage", *values, tenant_id=tenant_id, in_turn=True)
         return [UsageEvent(**row) for row in rows]
 
     async def list_running(self, tenant_id: UUID | None = None) -> Sequence[RunningRequest]:

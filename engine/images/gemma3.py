@@ -90,5 +90,9 @@ class Processor(ImageProcessor, frozen=True, kw_only=True):
         seen = [self.image_token_id] * self.num_image_tokens
         return [self.placeholder, *seen, self.end_token_id]
 
+    @property
+    def most_image_tokens(self) -> int:
+        return self.num_image_tokens
+
     def rendered(self, prompt: str) -> str:
         return prompt.replace(self.begin_token, f"{_AROUND}{self.begin_token}{_AROUND}")

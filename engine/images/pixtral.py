@@ -99,6 +99,10 @@ class Processor(ImageProcessor, frozen=True, kw_only=True):
         rows, columns = -(-new_height // self.side), -(-new_width // self.side)
         return Fit(rows * self.side, columns * self.side, rows, columns, rows * (columns + 1))
 
+    @property
+    def most_image_tokens(self) -> int:
+        return -(-self.max_height // self.side) * -(-self.max_width // self.side)
+
     def tokens(self, fit: Fit) -> list[int]:
         row = [self.image_token_id] * fit.columns
         return [*([*row, self.break_token_id] * (fit.rows - 1)), *row, self.end_token_id]

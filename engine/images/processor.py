@@ -75,6 +75,11 @@ class ImageProcessor(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         """What a placeholder becomes: ``fit.num_tokens`` ids."""
         return [self.image_token_id] * fit.num_tokens
 
+    @property
+    def most_image_tokens(self) -> int:
+        """A bound on the image tokens of a picture, which hardly any reaches."""
+        raise NotImplementedError
+
     def rendered(self, prompt: str) -> str:
         """The chat template's text as it is tokenized."""
         return prompt

@@ -83,6 +83,14 @@ class Processor(ImageProcessor, frozen=True, kw_only=True):
         rows, columns = height // self.side, width // self.side
         return Fit(height, width, rows, columns, rows * columns)
 
+    @property
+    def most_image_tokens(self) -> int:
+        of_token = self.side**2
+        most, fewest = -(-self.max_pixels // of_token), -(-self.min_pixels // of_token)
+        # A narrow picture has a token's width at least, and a small one is rounded up.
+        narrow, grown = math.isqrt(_MAX_RATIO * most), math.isqrt(_MAX_RATIO * fewest)
+        return max(most, narrow + 1, fewest + 2 * grown + 4)
+
 
 def _sizes(height: int, width: int, side: int, fewest: int, most: int) -> tuple[int, int]:
     """Multiples of ``side``, of about the same ratio, whose product is in [fewest, most]: what

@@ -59,9 +59,9 @@ class RotarySections:
         axis = pair % 3
         return torch.where(pair < 3 * sizes[axis], axis, 0)
 
-    def rows(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, rotary_dim]: the cosines and sines of tokens. table: from ``cos_sin_table``;
-        positions: ``Sight.rotary``."""
-        axes = self.axes().to(table.device).repeat(2)  # of the cosines and of the sines
-        chosen: torch.Tensor = table[positions].gather(0, axes.expand(1, positions.shape[1], -1))
-        return chosen[0]
+
+def rotary_rows(table: torch.Tensor, axes: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """[num_tokens, rotary_dim]: the cosines and sines of tokens. table: from ``cos_sin_table``;
+    axes: [rotary_dim], of ``RotarySections``, once for each half; positions: ``Sight.rotary``."""
+    chosen: torch.Tensor = table[positions].gather(0, axes.expand(1, positions.shape[1], -1))
+    return chosen[0]

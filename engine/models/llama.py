@@ -21,6 +21,7 @@ from engine.layers.module import Module, Numbered
 from engine.layers.norm import RMSNorm
 from engine.layers.recurrent import Recurrence
 from engine.layers.rope import cos_sin_table
+from engine.layers.vision import rotary_rows
 from engine.models.base import Model, ModelConfig
 from engine.models.config import ConfigFile as ConfigFile
 from engine.models.pooled import PoolingHead
@@ -178,7 +179,8 @@ class LlamaModel(Module):
             self.norm = layer_class.norm_class(
                 config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device
             )
-        self._sections = config.rotary_sections
+        sections = config.rotary_sections
+        self._axes = None if sections is None else sections.axes().repeat(2).to(device)
         self._nothing = torch.empty(0, config.hidden_size, dtype=dtype, device=device)
         self.cos_sin = cos_sin_table(config.rope, config.head_dim, max_model_len, device)
         self._tables = [self.cos_sin] * len(here)
@@ -205,9 +207,9 @@ class LlamaModel(Module):
         last = self._numbers[-1] if stage.is_last else None
         tables, sight = self._tables, step.sight
         if sight is not None and sight.rotary is not None:
-            assert self._sections is not None
+            assert self._axes is not None
             # Tokens have rows of their own, so the layers look no position up.
-            rows = self._sections.rows(self.cos_sin, sight.rotary)
+            rows = rotary_rows(self.cos_sin, self._axes, sight.rotary)
             tables = [rows] * len(tables)
             step = replace(step, positions=torch.arange(len(rows), device=rows.device))
         inner = replace(step, wanted=None)

@@ -29,15 +29,17 @@ MEDIA_TYPES: Mapping[str, str] = {
 async def exported(
     store: Store, wanted: UsageFilter, form: str, after: tuple[datetime, UUID] | None = None
 ) -> AsyncIterator[str]:
-    """All rows that are wanted, the newest first, as pieces of some lines each. No more than a page
-    is in memory, however many rows are written."""
+    """All rows that are wanted, the newest first, as pieces of some lines each. No more than the
+    text of a page is in memory while its reader takes it."""
     if form == "csv":
         yield _csv([_COLUMNS])
     while rows := await store.list_usage(wanted, after=after, limit=PAGE_ROWS):
-        yield _written(rows, form)
-        if len(rows) < PAGE_ROWS:
-            return
+        text, is_last = _written(rows, form), len(rows) < PAGE_ROWS
         after = (rows[-1].created_at, rows[-1].request_id)
+        del rows
+        yield text
+        if is_last:
+            return
 
 
 def _written(rows: Sequence[UsageEvent], form: str) -> str:

@@ -26,7 +26,6 @@ from gateway.admission.sampling import stop_strings
 from gateway.admission.served_models import ServedModel, ServedModels
 from gateway.admission.tool_use import ToolUse
 from gateway.admission.unenforced import Unenforced
-from gateway.concurrency.lanes import Lanes
 from gateway.errors import Draining, InvalidRequestError, Overloaded
 from gateway.images.memory import Held
 from gateway.parsers.answer import AnswerParser
@@ -47,6 +46,7 @@ from grammar.spec import GrammarSpec
 from tenants.access import require_scope
 from tenants.authenticator import Authenticator
 from tenants.errors import QuotaExceeded
+from tenants.lanes import Lanes
 from tenants.quota import Hold, Quota
 from tenants.salts import cache_salt
 from tenants.types import Principal

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from uuid import UUID
 
 from gateway.admission.unenforced import LooseCalls, Unenforced
-from gateway.concurrency.lanes import Lanes
 from gateway.schemas.common import Compliance, SchemaViolation, UnenforcedKeyword
 from grammar.errors import GrammarError
 from grammar.schema.paths import ROOT
 from grammar.spec import GrammarSpec
 from grammar.validation import Report
+from tenants.lanes import Lanes
 from tenants.outage import CALM_S, OutageLog
 
 logger = logging.getLogger(__name__)

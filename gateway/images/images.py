@@ -18,7 +18,6 @@ from engine.errors import ImageTooLarge
 from engine.images.load import load_processor
 from engine.images.processor import Detail, Fit, ImageProcessor
 from engine.messages import Image
-from gateway.concurrency.lanes import Lanes, Turn
 from gateway.config import Config
 from gateway.errors import RateLimited, Unavailable
 from gateway.images.jobs import Look, Pixels, Prepare, Refused, Setup, Size
@@ -27,6 +26,7 @@ from gateway.images.sources import Given, Sources, place_of, refusal
 from gateway.images.workers import Workers
 from gateway.schemas.chat import Picture
 from tenants.files import Files
+from tenants.lanes import Lanes, Turn
 
 T = TypeVar("T")
 

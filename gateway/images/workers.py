@@ -14,10 +14,10 @@ from functools import partial
 from uuid import UUID
 
 from engine.launch import import_path
-from gateway.concurrency.lanes import Lanes
 from gateway.errors import Draining, Unavailable
 from gateway.images.jobs import LENGTH, Answer, Job, Prepare, Refused, Setup, answer_decoder, framed
 from gateway.logs import LogThrottle
+from tenants.lanes import Lanes
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,15 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ResourceLink, TextContent
 
 from gateway import outbound
+from gateway.errors import PayloadTooLarge
 from gateway.mcp.exchange import CallFailed, Exchange, RemoteTool, Result
+from gateway.transport.body_shape import JsonCounts
 
 MAX_PAGES = 20
 """Of one list of tools."""
+MAX_CONTAINERS = 8192
+"""The most arrays and objects that a server may send in one exchange. The package takes up to 11 us
+to read one."""
 
 # They log what servers send and what goes wrong, which is the client's to know.
 for _name in ("mcp", "client", "httpx2", "httpcore2"):
@@ -128,11 +133,13 @@ def _text(result: CallToolResult) -> str:
 
 
 class _Guard:
-    """Counts what the server sends."""
+    """Counts what the server sends, before the package reads it: on this event loop, which a
+    megabyte of empty objects holds for half a second."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
+        self._counts = JsonCounts(MAX_CONTAINERS)
         self.violation: CallFailed | None = None
         self.on_violation: Callable[[], object] = lambda: None
 
@@ -144,11 +151,16 @@ class _Guard:
         """Ends the exchange if it is too much: the package would catch an error, and try again."""
         self._num_bytes += len(data)
         if self._num_bytes > self._max_bytes:
-            self.violation = CallFailed(
-                "http_error", 502, f"It sent more than {self._max_bytes} bytes."
-            )
-            self.on_violation()
-            raise self.violation
+            raise self._violated(f"It sent more than {self._max_bytes} bytes.")
+        try:
+            self._counts.feed(data)
+        except PayloadTooLarge as error:
+            raise self._violated(f"It sent too much to read: {error.message}") from None
+
+    def _violated(self, message: str) -> CallFailed:
+        self.violation = CallFailed("http_error", 502, message)
+        self.on_violation()
+        return self.violation
 
 
 class _Counted(httpx2.AsyncByteStream):

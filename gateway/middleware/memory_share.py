@@ -6,8 +6,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import context
-from gateway.concurrency.lanes import Lanes, Turn
 from gateway.transport.disconnect import until_disconnect
+from tenants.lanes import Lanes, Turn
 
 MOST = 8
 """Such requests of one tenant at once, in each worker."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from gateway.concurrency.lanes import Turn
 from gateway.images.images import Looked, ModelVision
 from gateway.images.memory import Held
 from gateway.prompts.prompt import Prompt
 from gateway.schemas.chat import Picture
+from tenants.lanes import Turn
 
 
 class RequestImages:

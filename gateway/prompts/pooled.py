@@ -15,6 +15,8 @@ from gateway.schemas.embeddings import EmbeddingInput
 
 MAX_INPUTS = 2048
 """As many as in OpenAI's API."""
+_AT_ONCE = 64
+"""Inputs whose tokens are counted before the next ones are tokenized."""
 
 
 class Input(NamedTuple):
@@ -98,27 +100,40 @@ async def encode(
                 texts.check_ids(text, vocab_size, param=one.param)
 
     def work() -> list[Encoded]:
-        whole = [_cut(one, tokenizer) for one in inputs]
-        plain = [one.content for one in whole if isinstance(one.content, str)]
-        pairs = [one.content for one in whole if isinstance(one.content, tuple)]
-        of_text = iter(tokenizer.encode_batch(plain) if plain else ())
-        of_pair = iter(tokenizer.encode_pairs(pairs) if pairs else ())
-        found = []
-        for one in whole:
-            if isinstance(one.content, str):
-                encoded = Encoded(next(of_text), None)
-            elif isinstance(one.content, tuple):
-                encoded = Encoded(*next(of_pair))
-            else:
-                encoded = Encoded(one.content, None)
-            _check(encoded.token_ids, one.param, max_model_len)
-            found.append(encoded)
-        return found
+        # A query stands in each pair: one that is too long is refused before it has been read, and
+        # held, a thousand times.
+        parts = [inputs[start : start + _AT_ONCE] for start in range(0, len(inputs), _AT_ONCE)]
+        return [one for part in parts for one in _encoded(part, tokenizer, max_model_len)]
 
-    size = sum(len(one.content) if isinstance(one.content, str) else 64 for one in inputs)
+    size = sum(map(_num_chars, inputs))
     if size < texts.LONG_PROMPT_CHARS:
         return work()
     return await threads.run(work, tenant=tenant, size=size)
+
+
+def _encoded(inputs: Sequence[Input], tokenizer: Tokenizer, max_model_len: int) -> list[Encoded]:
+    whole = [_cut(one, tokenizer) for one in inputs]
+    plain = [one.content for one in whole if isinstance(one.content, str)]
+    pairs = [one.content for one in whole if isinstance(one.content, tuple)]
+    of_text = iter(tokenizer.encode_batch(plain) if plain else ())
+    of_pair = iter(tokenizer.encode_pairs(pairs) if pairs else ())
+    found = []
+    for one in whole:
+        if isinstance(one.content, str):
+            encoded = Encoded(next(of_text), None)
+        elif isinstance(one.content, tuple):
+            encoded = Encoded(*next(of_pair))
+        else:
+            encoded = Encoded(one.content, None)
+        _check(encoded.token_ids, one.param, max_model_len)
+        found.append(encoded)
+    return found
+
+
+def _num_chars(one: Input) -> int:
+    """What has to be read; token ids have been."""
+    parts = one.content if isinstance(one.content, tuple) else (one.content,)
+    return sum(len(part) for part in parts if isinstance(part, str))
 
 
 def _check(token_ids: list[int], param: str, max_model_len: int) -> None:

@@ -11,8 +11,9 @@ from uuid import UUID
 
 from engine.garbage import return_freed
 from engine.text.tokenizer import Tokenizer
-from gateway.concurrency.lanes import Lanes
+from gateway.concurrency.fair_threads import FairThreads
 from gateway.errors import ContextLengthExceeded
+from tenants.lanes import Lanes
 
 LONG_CHARS = 32_768
 """A text of this length or more is long: tokenizing it takes tens of milliseconds."""
@@ -26,22 +27,19 @@ T = TypeVar("T")
 
 class PromptThreads:
     """Two thread pools: short texts never wait for long ones. Each tenant has one long text worked
-    on at a time, so that it cannot occupy all threads, and as many short ones as there are threads,
-    so that another tenant's waits for no more."""
+    on at a time, so that it cannot occupy all threads; short ones are worked on for all tenants in
+    turn."""
 
     def __init__(self) -> None:
-        self._short = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="prompt")
+        self._short = FairThreads(NUM_THREADS, "prompt")
         self._long = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="long-prompt")
-        self._short_lanes, self._long_lanes = Lanes(NUM_THREADS), Lanes()
+        self._lanes = Lanes()
 
     async def run(self, work: Callable[[], T], *, tenant: UUID, size: int) -> T:
         """Run ``work`` in a thread; returns or raises what it does. ``size``: the number of
         characters or tokens that it works on."""
-        loop = asyncio.get_running_loop()
         if size < LONG_CHARS:
-            return await self._short_lanes.run(
-                tenant, lambda: loop.run_in_executor(self._short, work)
-            )
+            return await asyncio.wrap_future(self._short.submit(tenant, work))
 
         def long_work() -> T:
             try:
@@ -50,12 +48,10 @@ class PromptThreads:
                 if size >= HUGE_CHARS:
                     return_freed()
 
-        return await self._long_lanes.run(
-            tenant, lambda: loop.run_in_executor(self._long, long_work)
-        )
+        return await self._lanes.run(tenant, lambda: self._long.submit(long_work))
 
     def close(self) -> None:
-        self._short.shutdown(wait=False)
+        self._short.close()
         self._long.shutdown(wait=False)
 
 

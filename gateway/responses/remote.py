@@ -8,7 +8,13 @@ from uuid import UUID
 
 import msgspec
 
-from gateway.errors import FailedDependency, InvalidRequestError, UnsupportedParameter, quoted
+from gateway.errors import (
+    FailedDependency,
+    InvalidRequestError,
+    PayloadTooLarge,
+    UnsupportedParameter,
+    quoted,
+)
 from gateway.mcp.exchange import CallFailed, Exchange, RemoteTool
 from gateway.mcp.servers import McpServers
 from gateway.responses.events import RemoteCall, RemoteFunction
@@ -25,6 +31,7 @@ from gateway.schemas.responses import (
     McpTool,
     Tool,
 )
+from gateway.transport import body_shape
 
 MAX_HEADERS = 32
 _OWN_HEADERS = {"host", "connection", "content-length", "transfer-encoding", "accept", "te"}
@@ -70,8 +77,12 @@ class RemoteTools:
         if self.is_spent:
             return None, _failed("No further call may be made for this response.")
         self._num_left -= 1
+        text = call.item["arguments"] or "{}"
         try:
-            arguments = msgspec.json.decode(call.item["arguments"] or "{}", type=dict[str, Any])
+            await body_shape.check(text.encode())
+            arguments = msgspec.json.decode(text, type=dict[str, Any])
+        except PayloadTooLarge as error:
+            return None, _failed(f"They are too large to be read: {error}")
         except (msgspec.DecodeError, RecursionError):
             return None, _failed("The arguments are no JSON object.")
         function = call.function

@@ -28,7 +28,6 @@ import msgspec
 from gateway.admission.admission import Admission
 from gateway.admission.admitted import Admitted
 from gateway.admission.request import GenerationRequest
-from gateway.concurrency.lanes import Lanes
 from gateway.concurrency.owned_tasks import OwnedTasks
 from gateway.config import Config
 from gateway.errors import (
@@ -72,6 +71,7 @@ from gateway.schemas.responses import (
 )
 from gateway.streams.trim_schedule import TrimSchedule
 from tenants.errors import TenantsError
+from tenants.lanes import Lanes
 from tenants.outage import CALM_S, OutageLog
 from tenants.request_ids import new_request_id
 from tenants.shared import SharedState, StoredResponse

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from starlette.requests import Request
@@ -59,8 +59,14 @@ async def get_tenant(services: Services, request: Request) -> Response:
 
 
 async def update_tenant(services: Services, request: Request, body: UpdateTenant) -> Response:
+    tenant_id = id_of(request, "tenant_id")
+    if body.disabled:  # It ends all keys of the tenant.
+        now = datetime.now(UTC)
+        for key in await services.store.list_keys(tenant_id):
+            if key.revoked_at is None and (key.expires_at is None or key.expires_at > now):
+                _check_may_hand_out(request, key.scopes)
     tenant = await services.store.update_tenant(
-        id_of(request, "tenant_id"),
+        tenant_id,
         name=body.name,
         weight=body.weight,
         priority=body.priority,
@@ -198,8 +204,8 @@ async def _put_limits(
 
 
 def _check_may_hand_out(request: Request, scopes: Collection[Scope]) -> None:
-    """Raise ``NotAllowed`` for keys that reach beyond their tenant, unless an owner asks: an
-    administrator could make itself one with them."""
+    """Raise ``NotAllowed`` for keys that reach beyond their tenant, unless an owner asks: with them
+    an administrator could make itself one, and without them nobody would be."""
     if not set(ROLES).isdisjoint(scopes):
         require_scope(context.principal_of(request.scope).key, "owner")
 

@@ -42,6 +42,7 @@ async def retrieve(services: Services, request: Request) -> Response:
 
 def _model(services: Services, principal: Principal, name: str) -> Model:
     adapter = services.models.adapter(principal, name)
+    base = services.models.find(principal, name).base
     created = _STARTED if adapter is None else int(adapter.created_at.timestamp())
     return Model(
         id=name,
@@ -50,5 +51,6 @@ def _model(services: Services, principal: Principal, name: str) -> Model:
         created_at=datetime.fromtimestamp(created, UTC).isoformat(),
         owned_by="sluice" if adapter is None else principal.tenant.name,
         parent=None if adapter is None else adapter.parent,
-        max_model_len=services.models.find(principal, name).base.max_model_len,
+        max_model_len=base.max_model_len,
+        input_modalities=["text"] if base.vision is None else ["text", "image"],
     )

@@ -16,6 +16,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """For an adapter, the model that it changes (a field of vLLM's)."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together (vLLM's field); None while the engine loads."""
+    input_modalities: list[str]
+    """With ``image`` for a model that sees (OpenRouter's name)."""
     type: str = "model"
     display_name: str
     created_at: str

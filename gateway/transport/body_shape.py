@@ -32,7 +32,8 @@ class JsonCounts:
     """Counts the values of a text that comes in pieces. The counts of a text that is not JSON have
     no meaning."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_containers: int = MAX_CONTAINERS) -> None:
+        self._max_containers = max_containers
         self._early: list[bytes] = []  # pieces that are counted once there are FREE_BYTES
         self._size = 0
         self._in_string = False
@@ -73,7 +74,7 @@ class JsonCounts:
         # Beside exponents, only ``true`` and ``false`` have this letter.
         self._exponents += outside.count(b"E") + outside.count(b"e")
         self._exponents -= outside.count(b"ue") + outside.count(b"se")
-        _check(self._containers, MAX_CONTAINERS, "arrays and objects")
+        _check(self._containers, self._max_containers, "arrays and objects")
         _check(self._quotes // 2, MAX_STRINGS, "strings")
         _check(self._commas, MAX_VALUES, "values")
         _check(self._exponents, MAX_EXPONENTS, "numbers with an exponent")

@@ -142,7 +142,7 @@ def test_images_that_fit_their_spans() -> None:
         ([image(height=5)], r"images\[0\].height must be a multiple of 2, got 5"),
         ([image(width=0)], r"images\[0\].width must be a multiple of 2, got 0"),
         ([image(width=82)], r"images\[0\].width must be at most 80, got 82"),
-        ([image(width=80)], r"4 x 80 pixels make 80 image tokens, .* has room for 64"),
+        ([image(width=80)], r"4 x 80 pixels make 80 image tokens, .* image_cache_bytes holds 64"),
         ([image(width=2)], r"5 tokens from 1 on has 4 image tokens, but 4 x 2 pixels make 2"),
         ([image(digest=b"")], r"images\[0\].digest must have 32 bytes, got 0"),
         ([image(pixels=b"p")], r"images\[0\].pixels must have 48 bytes for 4 x 4 .* got 1"),
@@ -156,6 +156,12 @@ def test_images_that_are_refused(images: list[Image], message: str) -> None:
     )
     with pytest.raises(InvalidRequest, match=message):
         checks.check(request(SEEN, images=images))
+
+
+def test_a_picture_that_is_larger_than_those_that_memory_was_measured_for() -> None:
+    vision = Vision(image_token_id=IMAGE_TOKEN, side=2, num_blocks=1, largest=3)
+    with pytest.raises(InvalidRequest, match=r"make 4 .* but the model's files allow 3 at most"):
+        make_checks(vision=vision).check(request(SEEN, max_tokens=4, images=[image()]))
 
 
 def test_pixels_come_from_shared_memory() -> None:

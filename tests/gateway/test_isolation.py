@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 import pytest
 
+from gateway.routes.table import OPERATIONS
 from tests.gateway.engine_double import Play
 from tests.gateway.owners import PARAMETER, SECRET, Place, place, routes_with_ids
 from tests.gateway.raw_http import Answer
@@ -22,6 +24,8 @@ from tests.gateway.ws_client import ready
 __all__ = ["place"]
 pytestmark = [pytest.mark.asyncio, pytest.mark.pg]
 
+KEYS = ("chat", "responses", "usage")
+"""Scopes of a tenant's own keys."""
 BODIES: dict[str, Any] = {"PATCH": {"name": "taken over"}}
 CONVERSATION = "/v1/conversations/{conversation_id}"
 OF_PATHS: dict[str, Any] = {
@@ -93,6 +97,34 @@ async def test_no_admin_path_mixes_tenants(place: Place) -> None:
         assert (answer.status, answer.error["param"]) == (404, "tenant_id")
     answer = await place.send("DELETE", f"/admin/v1/streams/{uuid4()}", place.admin_key)
     assert answer.status == 404
+
+
+async def test_no_query_reaches_what_is_anothers(place: Place) -> None:
+    """One of each kind of the owner's ids for each parameter of each route, as for one that is
+    none: neither what is found nor how it is refused tells that it is there."""
+    before, key = await place.snapshot(), place.stranger.api_key
+    names = [*dict.fromkeys(ids[0] for ids in place.owner.ids.values()), SECRET]
+    num_tried = 0
+    for operation in OPERATIONS:
+        if operation.method != "GET" or PARAMETER.search(operation.path):
+            continue
+        for parameter in operation.query if operation.scope in KEYS else ():
+            if parameter.schema.get("type") != "string":
+                continue
+            for name in names:
+                unknown = name[:-4] + ("0000" if name[-4:] != "0000" else "1111")
+                asked = [
+                    await place.send("GET", f"{operation.path}?{parameter.name}={quote(one)}", key)
+                    for one in (name, unknown)
+                ]
+                told = [unmask(one, text) for one, text in zip(asked, (name, unknown), strict=True)]
+                where = operation.path, parameter.name, name
+                assert (asked[0].status, told[0]) == (asked[1].status, told[1]), where
+                for other in (*place.owner.everything(), SECRET):
+                    assert other.encode() not in told[0], where
+                num_tried += 1
+    assert num_tried > 150
+    assert await place.snapshot() == before
 
 
 async def test_no_body_names_what_is_anothers(place: Place) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -113,4 +115,30 @@ async def test_each_statement_has_its_role(pg_dsn: str, is_pooled: bool) -> None
             (row,) = await connections.fetch(Query("Who.", who, access), ())  # type: ignore[arg-type]
             assert (row["name"], row["tenants"] or None) == (role, None)
     finally:
+        await connections.close()
+
+
+@pytest.mark.pg
+@pytest.mark.asyncio
+async def test_what_a_tenant_asks_for_leaves_connections_to_others(pg_dsn: str) -> None:
+    connections = await Connections.open(
+        pg_dsn, min_size=1, max_size=4, connect_timeout_s=5, command_timeout_s=600, is_pooled=False
+    )
+    slow, quick = (
+        Query("Waits.", "SELECT pg_sleep(600)", "tenant"),
+        Query("One.", "SELECT 1 AS one"),
+    )
+    tasks: list[asyncio.Task[object]] = []
+    try:
+        for tenant_id in (uuid4(), uuid4()):
+            asked = [connections.fetch_in_turn(slow, (), tenant_id=tenant_id) for _ in range(20)]
+            tasks += map(asyncio.create_task, asked)
+        await asyncio.sleep(0)  # They come first.
+        async with asyncio.timeout(30):
+            (row,) = await connections.fetch(quick, ())
+        assert row["one"] == 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await connections.close()

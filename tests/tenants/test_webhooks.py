@@ -360,8 +360,16 @@ async def test_what_waits_is_counted(pg_store: Store, pg_dsn: str) -> None:
 
 async def test_what_waits_is_bounded(pg_store: Store, pg_dsn: str) -> None:
     hook = await pg_store.webhooks.create(None, URL, ())
+    one = await pg_store.create_tenant("one")
+    two = await pg_store.create_tenant("two")
+    own = await pg_store.webhooks.create(one.id, URL, ())
+    await emit(pg_dsn, one.id, "batch.failed", count=101)
+    assert len(await events_of(pg_store, own)) == 101
+    # Who makes them by the thousand keeps the deployment's from nobody else.
+    assert len(await events_of(pg_store, hook)) == 100
+    await emit(pg_dsn, two.id, "budget.threshold_reached")
     await emit(pg_dsn, None, "engine.down", count=1001)
-    assert len(await events_of(pg_store, hook)) == 1000
+    assert len(await events_of(pg_store, hook)) == 100 + 1 + 1000
 
 
 async def test_one_worker_at_a_time(pg_store: Store, pg_dsn: str) -> None:

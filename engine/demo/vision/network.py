@@ -323,34 +323,40 @@ class Network(nn.Module):
 
     def __init__(self, shape: Shape, vocab_size: int, image_token: int) -> None:
         super().__init__()
+        self.shape = shape
         self.model = nn.Module()
         self.model.visual = Vision(shape)
         self.model.language_model = Text(shape, vocab_size)
         self.image_token = image_token
         for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv3d | nn.Embedding):
+            if isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, 0, 0.02)
-            if isinstance(module, nn.Linear | nn.Conv3d) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+            if isinstance(module, nn.Linear | nn.Conv3d):
+                nn.init.normal_(module.weight, 0, module.weight[0].numel() ** -0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def see(self, pictures: torch.Tensor) -> list[torch.Tensor]:
+        """As ``Vision``."""
+        found: list[torch.Tensor] = self.model.visual(pictures)  # type: ignore[operator]
+        return found
 
     def forward(
-        self, token_ids: torch.Tensor, places: torch.Tensor, pictures: torch.Tensor | None
+        self, token_ids: torch.Tensor, places: torch.Tensor, seen: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """token_ids: [batch, tokens]; places: [batch, 3, tokens]; pictures: those of all chats, in
-        order, None if there is none."""
+        """token_ids: [batch, tokens]; places: [batch, 3, tokens]; seen: of the pictures of all
+        chats, in order, from ``see``; empty if there is none."""
         text = self.model.language_model
         assert isinstance(text, Text)
         x = text.embed_tokens(token_ids)
-        deepstack: list[torch.Tensor] = []
-        seen = (token_ids == self.image_token).unsqueeze(-1)
-        if pictures is not None:
-            embeddings, *deepstack = self.model.visual(pictures)  # type: ignore[operator]
-            x = x.masked_scatter(seen, embeddings.to(x.dtype))
+        is_image = (token_ids == self.image_token).unsqueeze(-1)
+        if seen:
+            x = x.masked_scatter(is_image, seen[0].to(x.dtype))
         angles = text.angles(places)
-        for number, layer in enumerate(text.layers):
+        for number, layer in enumerate(text.layers, 1):
             x = layer(x, angles)
-            if number < len(deepstack):
-                added = torch.zeros_like(x).masked_scatter(seen, deepstack[number].to(x.dtype))
+            if number < len(seen):
+                added = torch.zeros_like(x).masked_scatter(is_image, seen[number].to(x.dtype))
                 x = x + added
         found: torch.Tensor = text.norm(x)
         return found

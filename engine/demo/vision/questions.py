@@ -8,7 +8,7 @@ from random import Random
 
 from PIL import Image
 
-from engine.demo.vision.pictures import Scene, Split, draw
+from engine.demo.vision.pictures import Scene, Split, Thing, draw
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 HELLO = "Hello! Show me a picture of digits, letters, shapes or bars, and ask me about it."
@@ -183,7 +183,7 @@ def _left_or_right(scene: Scene, random: Random) -> tuple[str, str]:
     question = random.choice(
         (f"What is on the {name}?", f"What do you see on the {name}?", f"What is to the {name}?")
     )
-    return question, f"A {thing.colour} {thing.shape}."
+    return question, f"{_a(thing).capitalize()}."
 
 
 def _where(scene: Scene, random: Random) -> tuple[str, str]:
@@ -254,11 +254,16 @@ def describe(scene: Scene) -> str:
         return f"A bar chart with {NUMBERS[len(scene.bars)]} bars."
     if scene.kind == "pair":
         first, second = scene.things
-        return f"A {first.colour} {first.shape} and a {second.colour} {second.shape}."
+        return f"{_a(first).capitalize()} and {_a(second)}."
     thing, count = scene.things[0], len(scene.things)
     if count == 1:
-        return f"A {thing.colour} {thing.shape}."
+        return f"{_a(thing).capitalize()}."
     return f"{NUMBERS[count].capitalize()} {thing.colour} {plural(thing.shape)}."
+
+
+def _a(thing: Thing) -> str:
+    article = "an" if thing.colour[0] in "aeiou" else "a"
+    return f"{article} {thing.colour} {thing.shape}"
 
 
 def plural(word: str) -> str:

@@ -51,6 +51,8 @@ from engine.demo.vocabulary import END_OF_TEXT, TURN_END, save_tokenizer, token_
 VOCAB_SIZE = 1024
 TEMPLATE_FILE = Path(__file__).parent / "chat_template.jinja"
 _WARMUP_STEPS = 200
+_NAMING = 0.5
+"""The first weight of the encoder's own loss; it is zero from half of the time on."""
 _FEWEST_KEPT, _MOST_KEPT = 32, 3000
 """Batches on the device: before any comes again, and at most (38 GB of 256 chats each)."""
 _GRID = (8, 8)
@@ -84,14 +86,18 @@ def make_tokenizer(options: Options) -> Tokenizer:
 
 class Trainer:
     """AdamW on float32 weights with bfloat16 arithmetic; the learning rate falls to zero when the
-    time is over. Batches stay on the device: they come again while there is no new one."""
+    time is over. Batches stay on the device: they come again while there is no new one.
+
+    Beside the answers, the encoder is trained by itself to name their words from its mean output,
+    by a matrix that is not kept: else it takes long until the text model looks at pictures."""
 
     def __init__(self, model: network.Network, options: Options, log: Log) -> None:
         self.device = torch.device(options.device)
         self.model = model.to(self.device).train()
         self.options, self.log = options, log
-        matrices = [p for p in model.parameters() if p.dim() > 1]
-        others = [p for p in model.parameters() if p.dim() <= 1]
+        self.naming = torch.nn.Linear(model.shape.hidden, VOCAB_SIZE).to(self.device)
+        matrices = [p for p in (*model.parameters(), self.naming.weight) if p.dim() > 1]
+        others = [p for p in (*model.parameters(), self.naming.bias) if p.dim() <= 1]
         groups = [
             {"params": matrices, "weight_decay": 0.05},
             {"params": others, "weight_decay": 0.0},
@@ -116,7 +122,7 @@ class Trainer:
                 self._keep(new)
                 num_new += 1
             tensors = self._kept[-1] if new is not None else random.choice(self._kept)
-            losses.append(self._step(tensors))
+            losses.append(self._step(tensors, _NAMING * max(0.0, 1 - 2 * share)))
             step += 1
             if step % 100 == 0:
                 loss = torch.stack(losses[-100:]).mean().item()
@@ -135,18 +141,36 @@ class Trainer:
         if len(self._kept) > _MOST_KEPT:
             del self._kept[random.randrange(len(self._kept) - 1)]
 
-    def _step(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def _step(self, tensors: tuple[torch.Tensor, ...], naming: float) -> torch.Tensor:
+        """The loss of the answers. naming: the weight of the other one."""
         token_ids, places, is_answer, pictures = tensors
+        total = torch.zeros((), device=self.device)
         with _autocast(self.device):
-            hidden = self.model(token_ids, places, pictures if len(pictures) else None)
+            seen = self.model.see(pictures) if len(pictures) else []
+            hidden = self.model(token_ids, places, seen)
             wanted = is_answer[:, 1:]
             logits = self.model.logits(hidden[:, :-1][wanted])
+            if seen and naming:
+                total = naming * self._naming_loss(seen[0], token_ids, is_answer)
         loss = functional.cross_entropy(logits.float(), token_ids[:, 1:][wanted])
-        torch.autograd.backward(loss)
+        torch.autograd.backward(total + loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
+
+    def _naming_loss(
+        self, embeddings: torch.Tensor, token_ids: torch.Tensor, is_answer: torch.Tensor
+    ) -> torch.Tensor:
+        """Of the words of each chat's answers. embeddings: [pictures, image tokens, hidden]."""
+        num_tokens = (token_ids == self.model.image_token).sum(1)
+        chats = torch.arange(len(token_ids), device=self.device)
+        owners = chats.repeat_interleave(num_tokens // embeddings.shape[1])
+        mean = embeddings.float().mean(1)
+        sums = mean.new_zeros(len(token_ids), mean.shape[1]).index_add(0, owners, mean)
+        counted = is_answer & (num_tokens > 0).unsqueeze(1)
+        logits = self.naming(sums)[counted.nonzero()[:, 0]]
+        return functional.cross_entropy(logits.float(), token_ids[counted])
 
 
 def _autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -202,9 +226,11 @@ def generate(model: network.Network, batch: Batch, lengths: list[int], end: int)
     at = torch.tensor(lengths, device=device)
     rows = torch.arange(len(at), device=device)
     answers: list[list[int]] = [[] for _ in lengths]
+    with _autocast(device):
+        seen = model.see(pictures) if len(pictures) else []
     for _ in range(_MAX_ANSWER):
         with _autocast(device):
-            hidden = model(token_ids, places, pictures if len(pictures) else None)
+            hidden = model(token_ids, places, seen)
             chosen = model.logits(hidden[rows, at - 1]).argmax(-1)
         token_ids[rows, at] = chosen
         places[rows, :, at] = places[rows, :, at - 1] + 1

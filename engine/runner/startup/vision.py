@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import torch
 
 from engine.config import EngineConfig
+from engine.images.load import load_processor
 from engine.models.base import ModelConfig
 from engine.models.vision.create import create_encoder
 from engine.runner.pictures import PictureRows
@@ -26,8 +29,13 @@ def vision_of(target: Target) -> Vision | None:
         return None
     if why := refusal(vision, target.config):
         return msgspec.structs.replace(vision, refusal=why)
-    size = BLOCK_ROWS * _row_bytes(target)
-    return msgspec.structs.replace(vision, num_blocks=max(1, _cache_bytes(target) // size))
+    processor = load_processor(target.config.model_dir)
+    assert processor is not None, f"{target.facts.architecture} sees, but has no processor"
+    return msgspec.structs.replace(
+        vision,
+        num_blocks=max(1, _cache_bytes(target) // (BLOCK_ROWS * _row_bytes(target))),
+        largest=processor.most_image_tokens,
+    )
 
 
 def refusal(vision: Vision, config: EngineConfig) -> str:
@@ -82,15 +90,14 @@ def _cache_bytes(target: Target) -> int:
 
 
 def step_bytes(pictures: PictureRows, config: EngineConfig) -> int:
-    """GPU memory that encoding takes: of the largest square picture that is no more than a step
-    may encode."""
-    vision = pictures.vision
-    most = min(config.image_tokens, vision.num_blocks * BLOCK_ROWS)
-    side = int(most**0.5) * vision.side
-    if vision.max_size is not None:
-        side = min(side, vision.max_size // vision.side * vision.side)
-    device = pictures.device
+    """GPU memory that encoding takes: of as many of the largest pictures, squares, as a step
+    encodes."""
+    vision, device = pictures.vision, pictures.device
+    num_pictures = max(1, config.image_tokens // vision.most_tokens)
+    side = math.isqrt(vision.most_tokens) * vision.side
+    side = min(side, vision.max_size or side) // vision.side * vision.side
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    pictures.encode([torch.zeros(side, side, 3, dtype=torch.uint8, device=device)])
+    picture = torch.zeros(side, side, 3, dtype=torch.uint8, device=device)
+    pictures.encode([picture] * num_pictures)
     return torch.cuda.max_memory_allocated(device) - before

@@ -1,6 +1,7 @@
 -- Puts an event into the outbox of each webhook that wants it, as part of the caller's transaction.
 -- p_tenant_id: whose it is; null for one of the deployment. p_data must not hold contents of
--- requests. A webhook that has a thousand events waiting gets no more.
+-- requests. A webhook that has a thousand events waiting gets no more; one of the deployment, of which
+-- a hundred are a tenant's, gets no more of that tenant, who would else keep it from all others'.
 CREATE OR REPLACE FUNCTION webhook_event(p_tenant_id uuid, p_type text, p_data jsonb) RETURNS void
 LANGUAGE sql SECURITY DEFINER
 SET search_path = public, pg_temp
@@ -19,8 +20,10 @@ WHERE (w.tenant_id IS NULL OR w.tenant_id = p_tenant_id)
     AND w.disabled_at IS NULL AND (w.events = '{}' OR p_type = ANY (w.events))
     AND (
         SELECT count(*) FROM webhook_delivery AS d
-        WHERE d.webhook_id = w.id AND d.state = 'pending'
-    ) < 1000
+        WHERE
+            d.webhook_id = w.id AND d.state = 'pending'
+            AND d.body::jsonb #>> '{data,tenant_id}' IS NOT DISTINCT FROM p_tenant_id::text
+    ) < CASE WHEN w.tenant_id IS NULL AND p_tenant_id IS NOT NULL THEN 100 ELSE 1000 END
 $$;
 
 REVOKE ALL ON FUNCTION webhook_event(uuid, text, jsonb) FROM PUBLIC;

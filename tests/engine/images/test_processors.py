@@ -157,6 +157,7 @@ def test_qwens_sizes(width: int, height: int, side: int, fewest: int, more: int)
     fit = processor.fit(width, height)
     assert (fit.height, fit.width) == expected
     assert fit == processor.fit(width, height, "high")
+    assert fit.rows * fit.columns <= processor.most_image_tokens
     assert fit.num_tokens == fit.rows * fit.columns == fit.height * fit.width // side**2
     low = processor.fit(width, height, "low")
     assert low.num_tokens <= min(fit.num_tokens, LOW_DETAIL_TOKENS)
@@ -244,6 +245,7 @@ def test_pixtrals_sizes(width: int, height: int, longest: int, side: int) -> Non
     fit = processor.fit(width, height)
     assert (fit.height, fit.width) == expected
     assert fit == processor.fit(width, height, "high")
+    assert fit.rows * fit.columns <= processor.most_image_tokens
     assert len(processor.tokens(fit)) == fit.num_tokens
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.layers.rope import RopeConfig, cos_sin_table
-from engine.layers.vision import RotarySections
+from engine.layers.vision import RotarySections, rotary_rows
 from engine.runner.inputs import ChunkFields
 from engine.runner.pictures import Grids, PictureRows, rotary_positions
 from engine.sampling_params import SamplingParams
@@ -81,7 +81,7 @@ def test_each_pair_turns_by_one_axis(
     assert sections.axes().tolist() == axes
     table = cos_sin_table(RopeConfig(), 2 * len(axes), 9, torch.device("cpu"))
     positions = torch.tensor([[1, 5], [2, 5], [8, 5]])
-    found = sections.rows(table, positions)
+    found = rotary_rows(table, sections.axes().repeat(2), positions)
     assert torch.equal(found[1], table[5])
     for pair, axis in enumerate(axes):
         both = [pair, pair + len(axes)]

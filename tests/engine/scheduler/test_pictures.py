@@ -162,7 +162,7 @@ def test_a_picture_that_no_cache_holds_is_refused() -> None:
     add(harness, "a", 2, picture(0, BLOCK_ROWS + 1), 2)
     harness.run()
     harness.check_outputs(errors={"a"})
-    assert "image_cache_bytes has room for 64" in str(harness.finished["a"].error)
+    assert "image_cache_bytes holds 64" in str(harness.finished["a"].error)
 
 
 def test_a_tenant_keeps_its_share_of_the_encoders_cache() -> None:

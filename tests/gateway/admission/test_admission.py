@@ -24,7 +24,6 @@ from gateway.admission.admitted import Admitted
 from gateway.admission.model import Model
 from gateway.admission.request import of_chat, of_texts
 from gateway.admission.served_models import ServedModels
-from gateway.concurrency.lanes import Lanes
 from gateway.errors import (
     ContextLengthExceeded,
     Draining,
@@ -40,6 +39,7 @@ from grammar.errors import CompilerUnavailable
 from tenants.authenticator import Authenticator
 from tenants.errors import AuthenticationFailed, NotAllowed
 from tenants.keys import mint
+from tenants.lanes import Lanes
 from tenants.limits import Limits
 from tenants.quota import Quota
 from tenants.types import Principal, Scope

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from gateway.admission.unenforced import WHOLE, LooseCalls, Unenforced
-from gateway.concurrency.lanes import Lanes
 from gateway.generation import compliance
 from gateway.generation.compliance import Call, ComplianceChecks
 from gateway.schemas.chat import FunctionDefinition
@@ -20,6 +19,7 @@ from grammar.errors import CompileTimeout
 from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 from grammar.validation import Report
+from tenants.lanes import Lanes
 from tests.gateway.serving import until
 from tests.grammar.vocabularies import byte_vocabulary
 

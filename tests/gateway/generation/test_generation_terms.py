@@ -14,7 +14,6 @@ import pytest
 from engine.messages import AdapterRef
 from engine.sampling_params import SamplingParams
 from gateway.admission.unenforced import WHOLE, LooseCalls, Unenforced
-from gateway.concurrency.lanes import Lanes
 from gateway.errors import ApiError, Draining, Gone
 from gateway.generation.compliance import ComplianceChecks
 from gateway.generation.generation import Generation
@@ -27,6 +26,7 @@ from grammar.schema.scope import Finding
 from grammar.spec import GrammarSpec
 from grammar.validation import Report, validate
 from tenants.journal import Journal
+from tenants.lanes import Lanes
 from tenants.limits import Limits, ScopePolicy
 from tenants.progress import read as read_progress
 from tenants.types import UsageEvent

@@ -55,6 +55,11 @@ def said(*parts: Any) -> list[Any]:
     return [{"role": "user", "content": list(parts)}]
 
 
+async def test_models_say_what_they_take(client: AsyncOpenAI) -> None:
+    (model,) = (await client.models.list()).data
+    assert model.model_dump()["input_modalities"] == ["text", "image"]
+
+
 async def test_messages(claude: anthropic.AsyncAnthropic, double: EngineDouble) -> None:
     data = base64.b64encode(picture()).decode()
     source = {"type": "base64", "media_type": "image/png", "data": data}

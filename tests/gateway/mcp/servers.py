@@ -74,6 +74,7 @@ class Hostile:
             routes=[
                 Route("/redirect", self._redirect, methods=["POST", "GET"]),
                 Route("/endless", self._endless, methods=["POST", "GET"]),
+                Route("/many", self._many, methods=["POST", "GET"]),
                 Route("/silent", self._silent, methods=["POST", "GET"]),
                 Route("/page", self._page, methods=["POST", "GET"]),
             ]
@@ -85,6 +86,14 @@ class Hostile:
     async def _page(self, request: Request) -> Response:
         self.paths.append(request.url.path)
         return Response("<h1>Hello</h1>", media_type="text/html")
+
+    async def _many(self, request: Request) -> Response:
+        asked = await request.json()
+        tools = b",".join(b'{"name":"t%d","inputSchema":{}}' % number for number in range(20_000))
+        data = b'{"jsonrpc":"2.0","id":%s,"result":{"tools":[%s]}}'
+        return Response(
+            data % (str(asked.get("id")).encode(), tools), media_type="application/json"
+        )
 
     async def _silent(self, request: Request) -> Response:
         await asyncio.sleep(600)

@@ -117,6 +117,12 @@ async def test_what_never_ends_is_cut_short(hostile: tuple[Hostile, str]) -> Non
     assert server.num_sent < 200
 
 
+async def test_what_would_hold_the_event_loop_is_not_read(hostile: tuple[Hostile, str]) -> None:
+    _, url = hostile
+    with pytest.raises(CallFailed, match=r"too much to read.* 8192 arrays and objects"):
+        await client.list_tools(exchange(f"{url}/many"))
+
+
 async def test_what_is_no_mcp_server_is_said_to_be_none(hostile: tuple[Hostile, str]) -> None:
     _, url = hostile
     for path in ("/page", "/nothing"):

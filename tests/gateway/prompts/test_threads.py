@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import gc
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -102,6 +103,39 @@ async def test_short_texts_wait_for_no_long_ones(threads: PromptThreads, busy: B
     await asyncio.gather(*long)
 
 
+async def test_short_texts_go_on_while_the_loop_is_busy(threads: PromptThreads) -> None:
+    """A thread takes the next one by itself, also of the same tenant."""
+    tenant, done = uuid4(), list[int]()
+    work = [
+        asyncio.create_task(threads.run(lambda i=i: done.append(i), tenant=tenant, size=0))  # type: ignore[misc]
+        for i in range(20)
+    ]
+    await asyncio.sleep(0)  # They begin, and nothing else gets its turn until all are done.
+    deadline = time.monotonic() + 10
+    while len(done) < 20 and time.monotonic() < deadline:
+        time.sleep(0.001)  # noqa: ASYNC251 (the loop is to be busy)
+    assert sorted(done) == list(range(20))
+    await asyncio.gather(*work)
+
+
+async def test_who_leaves_before_its_turn_has_no_work_done(
+    threads: PromptThreads, busy: Busy
+) -> None:
+    tenant = uuid4()
+    held = [
+        asyncio.create_task(threads.run(busy.work(str(i)), tenant=tenant, size=0))
+        for i in range(NUM_THREADS)
+    ]
+    await busy.have_begun(*map(str, range(NUM_THREADS)))
+    left = asyncio.create_task(threads.run(busy.work("left"), tenant=tenant, size=0))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait([left])
+    busy.gate.set()
+    await asyncio.gather(*held, threads.run(lambda: None, tenant=tenant, size=0))
+    assert busy.began.empty()
+
+
 async def test_who_leaves_keeps_its_turn_as_long_as_its_thread(
     threads: PromptThreads, busy: Busy
 ) -> None:
@@ -122,8 +156,9 @@ async def test_who_leaves_keeps_its_turn_as_long_as_its_thread(
     await busy.have_begun("back")  # what nobody waits for is not done
 
 
+@pytest.mark.parametrize("size", [0, LONG_CHARS])
 async def test_errors_for_a_client_that_left_are_nobodys(
-    threads: PromptThreads, busy: Busy
+    threads: PromptThreads, busy: Busy, size: int
 ) -> None:
     unheard: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
@@ -135,13 +170,13 @@ async def test_errors_for_a_client_that_left_are_nobodys(
         raise ValueError("no")
 
     tenant = uuid4()
-    left = asyncio.create_task(threads.run(fail, tenant=tenant, size=LONG_CHARS))
+    left = asyncio.create_task(threads.run(fail, tenant=tenant, size=size))
     await busy.have_begun("fail")
     left.cancel()
     await asyncio.wait([left])
     del left
     busy.gate.set()
-    assert await threads.run(lambda: "next", tenant=tenant, size=LONG_CHARS) == "next"
+    assert await threads.run(lambda: "next", tenant=tenant, size=size) == "next"
     gc.collect()
     assert not unheard
 

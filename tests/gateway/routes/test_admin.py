@@ -345,6 +345,10 @@ async def test_roles_of_all_tenants(gateway: Gateway) -> None:
             await admin.error(403, step[0], f"{path}/keys/{made['public_id']}{step[1]}")
         await owner.ok("POST", f"{path}/keys/{made['public_id']}/rotate", {})
         await owner.ok("DELETE", f"{path}/keys/{made['public_id']}")
+    # Keys that replaced them are good ones still: without its owners nobody would be one.
+    assert "owner" in (await admin.error(403, "PATCH", path, {"disabled": True}))["message"]
+    assert (await owner.ok("PATCH", path, {"disabled": True}))["disabled_at"]
+    await admin.ok("PATCH", path, {"disabled": False})
 
 
 async def test_a_tenant_is_deleted_by_an_owner(gateway: Gateway) -> None:

@@ -58,7 +58,10 @@ class Place:
 @pytest_asyncio.fixture
 async def place(model_dir: Path) -> AsyncIterator[Place]:
     weather = Weather()
-    async with served_double(model_dir) as (gateway, double), on_a_port(weather.app()) as url:
+    async with (
+        served_double(model_dir, max_model_len=65_536) as (gateway, double),
+        on_a_port(weather.app()) as url,
+    ):
         place = Place(gateway, double, weather, url)
         await gateway.store.allow_mcp_server(gateway.tenant.id, place.url, allow_private=True)
         key = await gateway.key("responses")
@@ -129,6 +132,20 @@ async def test_a_call_waits_until_its_client_allows_it(place: Place) -> None:
     again = await place.ask("Yes.", input="Sure?", previous_response_id=told.id, tools=tools)
     assert kinds(again) == ["message"]
     assert place.weather.asked == ["Oslo"]
+
+
+async def test_arguments_that_would_hold_up_the_event_loop_are_not_decoded(place: Place) -> None:
+    many = f'{{"city": "Oslo", "more": [{"9e9," * 9000}1]}}'
+    said = f'<tool_call>\n{{"name": "get_weather", "arguments": {many}}}\n</tool_call>'
+    with pytest.raises(openai.APIStatusError, match="4096 numbers with an exponent"):
+        await place.ask(said, max_output_tokens=40_000)
+    # A client may send a request for its approval itself.
+    request = {"type": "mcp_approval_request", "id": "mcpr_own", "server_label": "w"}
+    request |= {"name": "get_weather", "arguments": many}
+    answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_own", "approve": True}
+    with pytest.raises(openai.APIStatusError, match="4096 numbers with an exponent"):
+        await place.ask("", input=[request, answer])
+    assert place.weather.asked == []
 
 
 async def test_a_call_that_is_not_allowed_is_told_to_the_model(place: Place) -> None:

@@ -36,7 +36,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
     batch = Encoder(tokenizer).batch(asked, GRID)
     ids = torch.from_numpy(batch.token_ids)
     with torch.inference_mode():
-        hidden = model(ids, torch.from_numpy(batch.places), torch.from_numpy(batch.pictures))
+        seen = model.see(torch.from_numpy(batch.pictures))
+        hidden = model(ids, torch.from_numpy(batch.places), seen)
         ours = model.logits(hidden)
         reference = Qwen3VLForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
         cut = torch.from_numpy(batch.pictures)

@@ -30,8 +30,10 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[S
     return family, seeing.write(family, tmp_path_factory.mktemp(family.name))
 
 
-def encoder(folder: Path, dtype: torch.dtype = torch.float32) -> VisionEncoder:
-    made = create_encoder(folder, dtype=dtype, device=CPU)
+def encoder(
+    folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> VisionEncoder:
+    made = create_encoder(folder, dtype=dtype, device=device)
     assert made is not None
     load_weights(made, folder, tied=False, place_of=made.place_of)
     made.pack()

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.concurrency.lanes import Lanes
+from tenants.lanes import Lanes
 
 pytestmark = pytest.mark.asyncio
 
