@@ -39,8 +39,10 @@ class StepTimes:
         self._nt = _DECAY * self._nt + num_tokens * seconds
 
     def observe_step(self, step: Step, now: float) -> None:
-        """Record how long a step took that is over ``now``, if it did not swap."""
-        if step.num_tokens and not step.plan.swap_outs and not step.plan.swap_ins:
+        """Record how long a step took that is over ``now``, if it did nothing but compute tokens:
+        it did not swap, or encode pictures."""
+        plan = step.plan
+        if step.num_tokens and not (plan.swap_outs or plan.swap_ins or plan.encodings):
             self.observe(step.num_tokens, now - max(step.planned_s, self._last_s))
         self._last_s = now
 

@@ -5,6 +5,8 @@ import random
 import pytest
 
 from engine.scheduler.costs import StepTimes
+from engine.scheduler.plan import Encoding, StepPlan
+from engine.scheduler.step import Step
 
 
 def observed(steps: list[tuple[int, float]], *, swap_s_per_block: float = 1.0) -> StepTimes:
@@ -58,3 +60,13 @@ def test_the_cheaper_way_wins(swap_s_per_block: float, swaps: bool) -> None:
 def test_what_others_hold_need_not_be_computed() -> None:
     costs = observed([(10, 0.1)], swap_s_per_block=0.04)
     assert not costs.prefers_swap(50, 10)
+
+
+def test_steps_that_encode_pictures_say_nothing_of_tokens() -> None:
+    times = StepTimes(0.0)
+    step = Step(StepPlan(0, encodings=[Encoding(1, 1, b"", [0])]), num_tokens=10)
+    times.observe_step(step, 5.0)
+    assert times.s_per_token is None
+    step.plan.encodings.clear()
+    times.observe_step(step, 6.0)
+    assert times.s_per_token == pytest.approx(0.1)

@@ -126,18 +126,15 @@ def test_a_step_encodes_no_more_than_it_may() -> None:
         assert sum(tokens) <= 50 or len(tokens) == 1
 
 
-@pytest.mark.parametrize(("limit", "most"), [(40, 1), (None, 2)])
-def test_while_others_generate_less_is_encoded_at_once(limit: int | None, most: int) -> None:
+@pytest.mark.parametrize(("num_tokens", "most"), [(40, 1), (999, 2)])
+def test_a_step_encodes_no_more_tokens_than_it_computes(num_tokens: int, most: int) -> None:
+    options: dict[str, Any] = {"max_model_len": 400, "num_blocks": 200}
     harness = Harness(
         num_picture_blocks=20,
-        max_num_prefill_tokens=limit,
         max_num_image_tokens=999,
-        max_num_batched_tokens=999,
-        max_model_len=400,
-        num_blocks=200,
+        max_num_batched_tokens=num_tokens,
+        **options,
     )
-    harness.add("streams", 5, max_tokens=60, ignore_eos=True)
-    harness.step(2)
     add(harness, "sees", 2, picture(0, 30), picture(0, 200, 1), 2)
     harness.run()
     harness.check_outputs()
