@@ -40,8 +40,6 @@ class Pictures:
             floor=int(config.prefix_cache_tenant_floor * count),
             ceiling=int(config.prefix_cache_tenant_ceiling * count),
         )
-        self.num_encoded = 0
-        """Total of pictures."""
 
     def begin_step(self, num_tokens: int) -> None:
         """num_tokens: of the step, at most. Encoding as many image tokens delays others about as
@@ -99,7 +97,6 @@ class Pictures:
     def _encode(self, step: Step, image: Image, blocks: list[int]) -> None:
         step.plan.encodings.append(Encoding(image.height, image.width, image.pixels, blocks))
         self._num_left -= self._vision.num_tokens(image)
-        self.num_encoded += 1
 
     def _runs(
         self, request: Request, image: Image, start: int, end: int
