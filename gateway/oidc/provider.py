@@ -38,6 +38,9 @@ KEYS_FOR_S = 3600.0
 """How long keys are used before they are fetched anew: one that the provider has withdrawn is
 trusted for as long."""
 TIMEOUT_S = 10.0
+AGAIN_S = 1.0
+"""After keys could not be fetched, of which none are known. Those who wait for them have an answer
+then: one after the other they would wait ``TIMEOUT_S`` each."""
 MAX_TOKEN = 16 * 1024
 """Characters."""
 
@@ -79,6 +82,7 @@ class Provider:
         self._metadata: Metadata | None = None
         self._keys: KeySet | None = None
         self._fetched_at = -math.inf
+        self._failed_at = -math.inf
         self._fetching = asyncio.Lock()
         self._client: httpx2.AsyncClient | None = None
         self.ahead_s: float | None = None
@@ -177,12 +181,15 @@ class Provider:
             if monotonic() - self._fetched_at < min(age_s, self._config.jwks_refetch_s):
                 assert self._keys is not None  # Another task has fetched them meanwhile.
                 return self._keys
+            if self._keys is None and monotonic() - self._failed_at < AGAIN_S:
+                raise ProviderUnusable("its keys could not be read a moment ago")
             try:
                 uri = (await self.metadata()).jwks_uri
                 answer = await self._fetch("GET", uri)
                 self._keys = KeySet.import_key_set(self._decoded(answer, dict[str, Any]))  # type: ignore[arg-type]
             except (Unavailable, JoseError, ValueError, KeyError, TypeError) as error:
                 if self._keys is None:
+                    self._failed_at = monotonic()
                     raise self._away(f"its keys cannot be read: {error}") from None
                 logger.warning("the provider's keys stay as they are: %s", error)
             self._fetched_at = monotonic()

@@ -396,3 +396,25 @@ async def test_a_provider_that_never_was_there(model_dir: Path, tmp_path: Path) 
         assert answer.status == 503
         assert (await site.ask("GET", "/auth/sign-in")).status == 503
         assert (await exchange(site.gateway, post(site.gateway, encode(chat_body())))).status == 200
+
+
+async def test_nobody_waits_in_line_for_a_provider_that_never_answers(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.oidc.provider.TIMEOUT_S", 0.5)
+    monkeypatch.setattr("gateway.oidc.provider.AGAIN_S", 600)
+    num_asked = 0
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(hear, "127.0.0.1", 0) as server:
+        issuer = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with a_site(model_dir, tmp_path, issuer=issuer) as site:
+            token = site.provider.token(aud=API, iss=issuer)
+            answers = await asyncio.gather(*(site.with_token(token) for _ in range(20)))
+    assert {answer.status for answer in answers} == {503}
+    assert num_asked == 1
