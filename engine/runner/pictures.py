@@ -51,7 +51,7 @@ class PictureRows:
     def apply(self, plan: StepPlan) -> None:
         """Take note of admissions, and encode the pictures of a step."""
         for admission in plan.admissions:
-            grids = admission.grids if self.vision.rotates_by_grid else ()
+            grids: Grids = admission.grids if self.vision.rotates_by_grid else ()
             self._grids[admission.row] = grids
             first, rows, columns = grids[-1] if grids else (0, 0, 0)
             self._ends[admission.row] = first + rows * columns

@@ -48,7 +48,7 @@ class Admission(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Name of the adapter for all its tokens; empty for none."""
     pooling: PoolingParams | None = None
     """Set if a vector or a score of the prompt is computed in place of new tokens."""
-    grids: Sequence[tuple[int, int, int]] = ()
+    grids: list[tuple[int, int, int]] = []
     """(first token, rows, columns) of the image tokens of each of its pictures, for models whose
     rotary positions depend on them."""
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.runner.ranks import records
 from engine.runner.ranks.channel import Reader, Ring, Writer
 from engine.sampling_params import SamplingParams
-from engine.scheduler.plan import Admission, Chunk, StepPlan, TokenMask
+from engine.scheduler.plan import Admission, Chunk, Encoding, Seen, StepPlan, TokenMask
 
 SMALL = 4096
 ids = st.integers(0, 2**31 - 1)
@@ -43,7 +43,11 @@ admissions = st.builds(
     block_ids=st.lists(st.lists(st.integers(-1, 1 << 20), max_size=5), max_size=3),
     params=params,
     adapter=st.text(max_size=8),
+    grids=lists(ids, ids, ids),
 )
+blocks = st.lists(ids, max_size=3)
+encodings = st.builds(Encoding, height=ids, width=ids, pixels=st.binary(max_size=40), blocks=blocks)
+seen = st.builds(Seen, chunk=rows, runs=lists(ids, ids), first=ids, blocks=blocks)
 chunks = st.builds(
     Chunk,
     row=rows,
@@ -63,7 +67,9 @@ plans = st.builds(
     admissions=st.lists(admissions, max_size=3),
     new_blocks=lists(rows, rows, st.lists(ids, max_size=4)),
     block_copies=lists(ids, ids, ids),
+    encodings=st.lists(encodings, max_size=2),
     chunks=st.lists(chunks, max_size=4),
+    seen=st.lists(seen, max_size=2),
     keeps_features=st.booleans(),
 )
 all_records = st.one_of(

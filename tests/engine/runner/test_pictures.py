@@ -36,7 +36,7 @@ def rows(vision: Vision) -> PictureRows:
 
 
 def admission(row: int, grids: Grids) -> Admission:
-    return Admission(row, "a", [1] * 20, 20, [[0]], SamplingParams(), grids=grids)
+    return Admission(row, "a", [1] * 20, 20, [[0]], SamplingParams(), grids=list(grids))
 
 
 @pytest.mark.parametrize("chunks", [[(0, 0, 16), (1, 3, 5)], [(0, 14, 1), (1, 9, 1)], [(1, 0, 4)]])
