@@ -144,7 +144,7 @@ QWEN2_5_VL = Seeing(
             "vision_config": {
                 "depth": 3,
                 "hidden_size": 32,
-                "intermediate_size": 48,
+                "intermediate_size": 45,
                 "num_heads": 2,
                 "patch_size": 8,
                 "window_size": 48,
