@@ -71,6 +71,7 @@ struct AttentionMemory {
 // load serves several of them.
 constexpr int kRowsAtOnce = kLanes == 16 ? 4 : 2;
 constexpr int kKeysAtOnce = 4;
+constexpr int kMaxTurnedDim = 64;  // Turning keys of larger heads costs more than it saves.
 
 // What is read once and used by several instructions: without this each of them reads it again.
 inline Vector load_once(const float* x) {
@@ -140,6 +141,61 @@ template <int kDim>
 #pragma GCC unroll 4
   for (int r = 0; r < kRowsAtOnce; ++r)
     store(rows[r].scores + offset, sum_lanes<kStages>(sums[r]) * scale);
+}
+
+// Lane j of columns[d] is dimension d of key j, of kLanes keys: a transpose by perfect shuffles.
+template <int kDim>
+inline void transpose_keys(Vector* columns, const float* keys, int64_t key_stride) {
+  static constexpr Lanes kLow = SLUICE_LOW, kHigh = SLUICE_HIGH;
+  for (int d = 0; d < kDim; d += kLanes) {
+    Vector parts[2][kLanes];
+#pragma GCC unroll 16
+    for (int j = 0; j < kLanes; ++j) parts[0][j] = load(keys + j * key_stride + d);
+    int from = 0;
+#pragma GCC unroll 4
+    for (int stage = kLanes; stage > 1; stage /= 2, from = 1 - from)
+#pragma GCC unroll 8
+      for (int i = 0; i < kLanes / 2; ++i) {
+        const Vector first = parts[from][i], second = parts[from][i + kLanes / 2];
+        parts[1 - from][2 * i] = __builtin_shuffle(first, second, kLow);
+        parts[1 - from][2 * i + 1] = __builtin_shuffle(first, second, kHigh);
+      }
+#pragma GCC unroll 16
+    for (int j = 0; j < kLanes; ++j) columns[d + j] = parts[from][j];
+  }
+}
+
+struct RowSums {
+  Vector of[kRowsAtOnce];
+};
+
+// The products of kCount lanes of score_keys' sums, added as sum_lanes adds them.
+template <int kDim, int kLane, int kCount>
+[[gnu::always_inline]] inline RowSums sum_columns(const float* const* queries,
+                                                  const Vector* columns) {
+  RowSums sums = {};
+  if constexpr (kCount == 1) {
+#pragma GCC unroll 4
+    for (int d = kLane; d < kDim; d += kLanes)
+#pragma GCC unroll 4
+      for (int r = 0; r < kRowsAtOnce; ++r) sums.of[r] += queries[r][d] * columns[d];
+  } else {
+    const RowSums first = sum_columns<kDim, kLane, kCount / 2>(queries, columns);
+    const RowSums second = sum_columns<kDim, kLane + kCount / 2, kCount / 2>(queries, columns);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRowsAtOnce; ++r) sums.of[r] = first.of[r] + second.of[r];
+  }
+  return sums;
+}
+
+// score_tile for keys that transpose_keys has turned, which saves the sums over lanes; to the bit.
+template <int kDim>
+[[gnu::noinline]] void score_columns(const Row* rows, int64_t offset, const Vector* columns,
+                                     float scale) {
+  const float* queries[kRowsAtOnce];
+  for (int r = 0; r < kRowsAtOnce; ++r) queries[r] = rows[r].query;
+  const RowSums sums = sum_columns<kDim, 0, kLanes>(queries, columns);
+  for (int r = 0; r < kRowsAtOnce; ++r) store(rows[r].scores + offset, sums.of[r] * scale);
 }
 
 // The same for a head_dim that is no multiple of kLanes.
@@ -264,6 +320,14 @@ struct Keys {
 template <int kDim>
 void score_rows(const Row* rows, int64_t num_rows, const Keys& keys, int64_t dim, float scale) {
   int64_t row = 0;
+  if constexpr (kDim > 0 && kDim <= kMaxTurnedDim)
+    if (keys.count % kLanes == 0 && num_rows >= 2 * kRowsAtOnce)
+      for (int64_t j = 0; j < keys.count; j += kLanes) {
+        Vector columns[kDim];
+        transpose_keys<kDim>(columns, keys.first + j * keys.stride, keys.stride);
+        for (row = 0; row + kRowsAtOnce <= num_rows; row += kRowsAtOnce)
+          score_columns<kDim>(rows + row, keys.number + j, columns, scale);
+      }
   if constexpr (kDim > 0)
     if (keys.count % kLanes == 0)
       for (; row + kRowsAtOnce <= num_rows; row += kRowsAtOnce)

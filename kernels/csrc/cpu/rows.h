@@ -20,14 +20,20 @@ constexpr int kMaxHeadDim = 256;
 constexpr int kLanes = 16;
 #define SLUICE_EVEN {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
 #define SLUICE_ODD {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31}
+#define SLUICE_LOW {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}
+#define SLUICE_HIGH {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31}
 #elif defined(__AVX__)
 constexpr int kLanes = 8;
 #define SLUICE_EVEN {0, 2, 4, 6, 8, 10, 12, 14}
 #define SLUICE_ODD {1, 3, 5, 7, 9, 11, 13, 15}
+#define SLUICE_LOW {0, 8, 1, 9, 2, 10, 3, 11}
+#define SLUICE_HIGH {4, 12, 5, 13, 6, 14, 7, 15}
 #else
 constexpr int kLanes = 4;
 #define SLUICE_EVEN {0, 2, 4, 6}
 #define SLUICE_ODD {1, 3, 5, 7}
+#define SLUICE_LOW {0, 4, 1, 5}
+#define SLUICE_HIGH {2, 6, 3, 7}
 #endif
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
