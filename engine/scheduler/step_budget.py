@@ -28,6 +28,9 @@ _SHARED_CPU_TOKENS = 16
 """The same where one tenant's prompts are in the steps in which others generate. With the bundled
 model they make a step of three tokens 2.2 times as long; 64 tokens would make it six times as long,
 for half as many prompts again in a second."""
+_SHARED_STEPS = 256
+"""So many steps after a tenant last generated, its next request is expected: that one waits for the
+step under way, and so do all before its first token."""
 _PART = 0.3
 """Of the time to the first token, for what waits already: more comes meanwhile."""
 _TILE = 128
@@ -45,8 +48,8 @@ class StepBudget:
 
     On a CPU 64 tokens take the place of 512, also if no request generates: there, who comes next
     would wait for a full step many times longer than for its own prompt. Where one tenant's prompts
-    delay what another one generates, they get what is left of 16 tokens, or half of the step,
-    however many of them wait."""
+    delay what another one generates, or generated a moment ago, they get what is left of 16 tokens,
+    or half of the step, however many of them wait."""
 
     def __init__(self, config: EngineConfig, times: StepTimes) -> None:
         self.max_num_tokens = config.step_tokens
@@ -54,6 +57,9 @@ class StepBudget:
         self._wait_s = _PART * config.target_ttft_ms / 1000
         self._times = times
         self._on_cpu = config.device == "cpu"
+        self._num_steps = 0
+        self._generated_at: dict[str, int] = {}
+        """The step in which each tenant generated last, by fair key, on a CPU; the latest last."""
 
     def num_tokens(self, running: Iterable[Request], queued: Mapping[str, Queued]) -> int:
         """The budget of a step. running: the current batch. queued: what waits for its first
@@ -73,6 +79,8 @@ class StepBudget:
                 generating.add(request.fair_key)
         if num_generating == 0 and not self._on_cpu:
             return self.max_num_tokens
+        if self._on_cpu:
+            generating = self._lately(generating)
         tenants = generating | waiting
         if self._on_cpu and generating and waiting and len(tenants) > 1:
             num_tokens = max(_SHARED_CPU_TOKENS, 2 * num_generating)
@@ -88,6 +96,19 @@ class StepBudget:
             num_tokens -= num_beyond_tile
         # At least a token for each prompt.
         return min(max(num_tokens, num_generating + num_prompts), self.max_num_tokens)
+
+    def _lately(self, generating: set[str]) -> set[str]:
+        """Those who generate in this step, and those who did in one of the last."""
+        self._num_steps += 1
+        for fair_key in generating:
+            self._generated_at.pop(fair_key, None)
+            self._generated_at[fair_key] = self._num_steps
+        while self._generated_at:
+            eldest = next(iter(self._generated_at))
+            if self._generated_at[eldest] > self._num_steps - _SHARED_STEPS:
+                break
+            del self._generated_at[eldest]
+        return set(self._generated_at)
 
     def _num_in_time(self, num_generating: int, num_waiting: int, share: float) -> int:
         """The smallest steps that compute what waits in this share of the time, as far as gaps

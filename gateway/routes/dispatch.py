@@ -100,7 +100,7 @@ async def _call_with_body(operation: Operation, services: Services, request: Req
     check_media_type(request)
     data = await request.body()
     if (principal := context.of(request.scope).principal) is not None:  # It may have come later.
-        await services.starts.next(principal.tenant.id, len(data))
+        await services.starts.next(principal.tenant.id)
     if not data and operation.path.startswith(ADMIN):
         data = b"{}"
     body = bodies.decode(_decoder(operation.body), data)

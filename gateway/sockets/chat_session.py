@@ -82,7 +82,7 @@ class ChatSession(SocketSession):
             message = _decode(text)
             match message:
                 case ws.Chat() | ws.Resume():
-                    self._begin(message, await self._authenticate(len(text)))
+                    self._begin(message, await self._authenticate())
                 case ws.Cancel():
                     if (turn := self._turns.get(message.id)) is not None:
                         turn.cancel()

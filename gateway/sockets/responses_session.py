@@ -123,7 +123,7 @@ class ResponsesSession(SocketSession):
             await body_shape.check(data)
             message = bodies.decode(_decoder, data, what="message")
             if isinstance(message, Create):
-                self._enqueue(message, await self._authenticate(len(data)), len(data))
+                self._enqueue(message, await self._authenticate(), len(data))
             else:
                 self._cancel(message)
         except ApiError as exc:

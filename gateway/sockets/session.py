@@ -200,9 +200,9 @@ class SocketSession(ABC):
         except ApiError as exc:
             await self._refuse(InvalidApiKey(f"The first message must be auth: {exc.message}"))
 
-    async def _authenticate(self, num_bytes: int = 0) -> Principal:
-        """The principal, checked again for each task, whose message has so many bytes: a key may be
-        revoked while the socket is open."""
+    async def _authenticate(self) -> Principal:
+        """The principal, checked again for each task: a key may be revoked while the socket is
+        open."""
         assert self._api_key is not None
         try:
             principal = await self._authenticator.authenticate(self._api_key)
@@ -210,7 +210,7 @@ class SocketSession(ABC):
             await self._refuse(to_api_error(exc))
         except TenantsError as exc:
             raise to_api_error(exc) from None
-        await self._starts.next(principal.tenant.id, num_bytes)
+        await self._starts.next(principal.tenant.id)
         return principal
 
     async def _receive(self) -> str:

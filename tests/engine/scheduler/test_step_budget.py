@@ -81,10 +81,20 @@ class TestNumTokens:
         assert on_cpu.num_tokens(generating(64, "ours"), both) == 128
         # Nobody else is delayed.
         assert on_cpu.num_tokens(ours, queue(10**6, "ours")) > 700
+        on_cpu = budget(device="cpu")
         alone = on_cpu.num_tokens([at_its_prompt(600, fair_key="ours")], queue(600, "flood"))
         assert alone == 64
         # On a GPU those tokens are nearly free.
         assert budget().num_tokens(ours, queue(600, "flood")) == 512
+
+    def test_on_a_cpu_steps_stay_short_for_a_while_after_a_tenant_generated(self) -> None:
+        on_cpu, flood = budget(device="cpu"), [at_its_prompt(10**6, fair_key="flood")]
+        on_cpu.num_tokens(generating(3, "ours"), {})
+        assert {on_cpu.num_tokens(flood, {}) for _ in range(255)} == {16}
+        assert on_cpu.num_tokens(flood, {}) > 700
+        # It is nobody's harm but its own.
+        on_cpu.num_tokens(generating(3, "flood"), {})
+        assert on_cpu.num_tokens(flood, {}) > 700
 
     def test_a_step_is_short_as_long_as_prompts_have_time(self) -> None:
         for count in (1, 16, 64, 256):
