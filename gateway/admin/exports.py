@@ -14,7 +14,8 @@ from gateway.schemas.admin import UsageRowObject
 from tenants.store import Store
 from tenants.types import UsageEvent, UsageFilter
 
-PAGE_ROWS = 1000
+PAGE_ROWS = 200
+"""Written in one turn of the event loop, which a thousand take for 15 ms."""
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 _COLUMNS = tuple(name for name in UsageRowObject.__struct_fields__ if name != "object")
 

@@ -1,4 +1,4 @@
-"""An attacker without a key, in a process of its own: ``python -m tests.attack.flooding``.
+"""An attacker in a process of its own, mostly without a key: ``python -m tests.attack.flooding``.
 
 It keeps a number of connections that send as fast as they are read, and opens them anew when they
 are closed. A line on stdout tells that the flood has begun.
@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
+from tenants.keys import mint
+
 Kind = Literal[
     "pongs",
     "pings",
@@ -28,6 +30,7 @@ Kind = Literal[
     "bursts",
     "drips",
     "refusals",
+    "strangers",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -58,10 +61,11 @@ UNITS: dict[Kind, tuple[bytes, bytes]] = {
     "bursts": (b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"),
     "drips": (KEYLESS, b"x"),
     "refusals": (KEYLESS, b""),
+    "strangers": (b"", b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n\r\n"),
 }
 """What each connection sends first, and then over and over; if that is nothing, it is closed and
 the next one opened at once. Those of ``bursts`` send at the same moments, those of ``drips`` one
-byte at a time."""
+byte at a time, those of ``strangers`` another well-formed key that nobody has each time."""
 NUM_SOCKETS: dict[Kind, int] = {"bursts": 500, "drips": 200, "refusals": 200}
 FEW_SOCKETS = 24
 BURST_S = 2.0
@@ -73,9 +77,10 @@ PAUSE_S = 0.2
 """Before a connection is opened again."""
 
 
-async def flood(host: str, port: int, kind: Kind) -> None:
-    """Send for ever on one connection after the other."""
-    head, unit = UNITS[kind]
+async def flood(host: str, port: int, kind: str) -> None:
+    """Send for ever on one connection after the other. kind: one of ``KINDS``, or a request as
+    hexadecimal digits."""
+    head, unit = UNITS[kind] if kind in KINDS else (b"", bytes.fromhex(kind))
     block = unit if kind == "drips" else unit * (READ_BYTES // len(unit)) if unit else b""
     while True:
         with contextlib.suppress(OSError):
@@ -93,12 +98,16 @@ async def flood(host: str, port: int, kind: Kind) -> None:
                         await asyncio.sleep(BURST_S - time.monotonic() % BURST_S)
                     elif kind == "drips":
                         await asyncio.sleep(DRIP_S)
-                    writer.write(block)
+                    writer.write(_with_keys(unit) if kind == "strangers" else block)
                     await writer.drain()
             finally:
                 reading.cancel()
                 writer.transport.abort()
         await asyncio.sleep(PAUSE_S)
+
+
+def _with_keys(unit: bytes) -> bytes:
+    return b"".join(unit % mint(b"a pepper of no server").text.encode() for _ in range(100))
 
 
 async def _knock(host: str, port: int, head: bytes) -> None:
@@ -118,11 +127,16 @@ async def _drain(reader: asyncio.StreamReader) -> None:
 
 
 @asynccontextmanager
-async def flooding(host: str, port: int, kind: Kind) -> AsyncIterator[None]:
-    """Flood while the block runs."""
-    num = NUM_SOCKETS.get(kind, FEW_SOCKETS)
+async def flooding(
+    host: str, port: int, kind: Kind | bytes, *, num: int | None = None
+) -> AsyncIterator[None]:
+    """Flood while the block runs. kind: one of those above, or a request, sent over and over.
+    num: of connections; None: as many as are usual of the kind."""
+    name = kind.hex() if isinstance(kind, bytes) else kind
+    if num is None:
+        num = FEW_SOCKETS if isinstance(kind, bytes) else NUM_SOCKETS.get(kind, FEW_SOCKETS)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.attack.flooding", host, str(port), kind, str(num)),
+        *(sys.executable, "-m", "tests.attack.flooding", host, str(port), name, str(num)),
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
     )
@@ -139,7 +153,6 @@ async def flooding(host: str, port: int, kind: Kind) -> AsyncIterator[None]:
 
 async def main() -> None:
     host, port, kind, num = sys.argv[1:]
-    assert kind in KINDS
     print("flooding", flush=True)
     await asyncio.gather(*(flood(host, int(port), kind) for _ in range(int(num))))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -36,6 +37,7 @@ from tests.e2e.server_process import ServerProcess, command_of
 from tests.gateway.serving import until
 from tests.ledger import usage_totals
 from tests.postgres import FAST, run_aside
+from tests.tenants.samples import make_event
 
 ROOT = Path(__file__).parents[2]
 MODEL = "demo"
@@ -240,6 +242,14 @@ class Deployment(ServerProcess):
             assert (row["num_running"], row["num_queued"]) == (0, 0), row
             assert row["month_tokens"] == totals.prompt_tokens + totals.completion_tokens, row
         return totals
+
+
+async def fill_ledger(deployment: Deployment, member: Member, num_rows: int) -> None:
+    """As if the member had made so many requests."""
+    async with deployment.store() as store:
+        (key,) = await store.list_keys(member.tenant.id)
+        events = [make_event(key) for _ in range(num_rows)]
+        await asyncio.gather(*map(store.record_usage, events))
 
 
 class Database:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.attack.neighbour import Neighbour, Watch
@@ -92,3 +93,34 @@ async def test_no_kind_of_flood_delays_a_first_token(deployment: Deployment, kin
     flooded = await watch_beside(deployment, 30, 150 // fields.get("n", 1), 0.3, **fields)
     print(kind, "calm", calm, "flooded", flooded)
     flooded.assert_first_tokens(calm, times=MAX_TIMES)
+
+
+@pytest.mark.nightly
+async def test_answers_of_one_token_hold_nobody_up(deployment: Deployment) -> None:
+    """Closed loops of prompts of twenty-odd tokens with answers of one: nearly all work is that of
+    beginning and ending requests, at the gateway and in the engine's steps. They run at the lowest
+    priority, as if they had a machine of their own, and all tokens are visible ones."""
+    flood, member = deployment.member("one token"), deployment.member("beside one token")
+    async with httpx.AsyncClient(
+        base_url=deployment.url, headers={"authorization": f"Bearer {member.key}"}
+    ) as client:
+        asked = {"model": deployment.model, "prompt": " fox", "add_special_tokens": False}
+        (token_id,) = (await client.post("/v1/tokenize", json=asked)).json()["tokens"]
+    fields = {"logit_bias": {str(token_id): 100}}
+    watches = []
+    for num_loops in (1, 150):
+        async with (
+            Neighbour(
+                deployment, flood.key, num_streams=num_loops, max_tokens=1, fields=fields
+            ) as loops,
+            Neighbour(
+                deployment, member.key, num_streams=1, max_tokens=8, pause_s=0.05, fields=fields
+            ) as neighbour,
+        ):
+            loops.give_way()
+            async with loops.watch() as asked_for:
+                watches.append(await neighbour.watch_for(30))
+            assert len(asked_for.ttfts_s) > 30 * num_loops**0.5, "hardly anything was asked for"
+    calm, flooded = watches
+    print("calm", calm, "flooded", flooded)
+    flooded.assert_unharmed(calm, ttft_times=MAX_TIMES)

@@ -15,9 +15,11 @@ import httpx
 import pytest
 
 from tests.attack.neighbour import Neighbour
-from tests.attack.serving import Deployment, Member
+from tests.attack.serving import Deployment, Member, fill_ledger
 
 NUM_CONNECTIONS = 300
+NUM_ROWS = 3000
+"""In the ledger."""
 WATCH_S = 6.0
 MOST_BYTES = 400 * 2**20
 """What each worker may hold at most beside what it had: eight requests, each a few times 16 MB, or
@@ -99,15 +101,20 @@ def texts(member: Member, name: str) -> bytes:
     return request(member, "POST", "/v1/tokenize", json.dumps(body).encode())
 
 
+def exports(member: Member, name: str) -> bytes:
+    return request(member, "GET", "/admin/v1/usage/requests?format=csv")
+
+
 @pytest.mark.nightly
 @pytest.mark.pg
 @pytest.mark.asyncio
-@pytest.mark.parametrize("sent", [slow_bodies, slow_readers, counts, responses, texts])
+@pytest.mark.parametrize("sent", [slow_bodies, slow_readers, counts, responses, texts, exports])
 async def test_a_tenant_holds_only_so_much(
     deployment: Deployment, sent: Callable[[Member, str], bytes]
 ) -> None:
     hoarder, member = deployment.member("hoarder"), deployment.member("beside a hoarder")
     name = await conversation(deployment, hoarder)
+    await fill_ledger(deployment, hoarder, NUM_ROWS)
     before = deployment.memory()
     most = dict.fromkeys(before, 0)
     async with Neighbour(deployment, member.key) as neighbour:
