@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from functools import cache
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from starlette.requests import Request
@@ -22,6 +23,7 @@ from gateway.transport import bodies
 from tenants.audit import acting_as
 
 ADMIN = "/admin/v1/"
+NOBODY = UUID(int=0)
 
 ELSEWHERE: Mapping[str, str] = {
     "/v1/assistants": "OpenAI's Assistants",
@@ -99,8 +101,9 @@ def _call(operation: Operation, services: Services, request: Request) -> Awaitab
 async def _call_with_body(operation: Operation, services: Services, request: Request) -> Response:
     check_media_type(request)
     data = await request.body()
-    if (principal := context.of(request.scope).principal) is not None:  # It may have come later.
-        await services.starts.next(principal.tenant.id)
+    principal = context.of(request.scope).principal
+    # It may have come later. Those without a key, who sign in, have their turn together.
+    await services.starts.next(NOBODY if principal is None else principal.tenant.id)
     if not data and operation.path.startswith(ADMIN):
         data = b"{}"
     body = bodies.decode(_decoder(operation.body), data)
