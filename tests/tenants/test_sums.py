@@ -319,7 +319,9 @@ async def test_ids_that_are_not_by_time_are_forgotten_in_portions(pg_dsn: str) -
     store = await Store.connect(pg_dsn)
     connection = await asyncpg.connect(pg_dsn)
     await connection.execute(
-        "INSERT INTO usage_seen SELECT gen_random_uuid(), gen_random_uuid(), now() "
+        # An id that begins with f is of no month's partition.
+        "INSERT INTO usage_seen SELECT overlay(gen_random_uuid()::text PLACING 'f' FROM 1)::uuid, "
+        "gen_random_uuid(), now() "
         "- CASE WHEN n % 5 = 0 THEN interval '1 day' ELSE interval '150 days' END "
         "FROM generate_series(1, 6000) AS n"
     )
