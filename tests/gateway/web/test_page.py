@@ -341,7 +341,7 @@ def test_signing_out_ends_what_all_tabs_show(open_page: OpenPage, server: Script
     second.goto(server.url)
     second.wait_for_selector("#link-state[data-state=open]")
     second.click("#change-key")
-    with page.expect_navigation(), second.expect_navigation():
+    with page.expect_event("load"), second.expect_event("load"):
         second.get_by_role("button", name="Sign out test").click()
     for one in (second, page):
         expect(one.locator("#key-dialog")).to_be_visible()
