@@ -17,6 +17,7 @@ import pytest
 
 from grammar.compiler import GrammarChecker
 from grammar.errors import CompileMemory, CompileTimeout, GrammarTooLarge
+from grammar.schema.paths import pointer
 from grammar.spec import GrammarSpec
 from grammar.vocabulary import Vocabulary
 from tests.attack.neighbour import MAX_GAP_S, Neighbour
@@ -63,7 +64,7 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
         closed({"a": LISTED, "b": {"type": "array", "maxItems": 900, "items": EXPONENTIAL}}),
         "$.properties.b.items.pattern",
     ),
-    "doubled": ({"anyOf": [LISTED, doubled(6)]}, ".pattern"),
+    "doubled": ({"anyOf": [LISTED, doubled(6)]}, "pattern"),
 }
 """For outlines, and the keyword that the error names."""
 TREE = {
@@ -218,6 +219,7 @@ NAMED = {
     **{name: named.strip("'") for name, (_, _, named) in STOPPED.items() if name in ATTACKS},
     **{f"outlines: {name}": keyword for name, (_, keyword) in BOMBS.items()},
 }
+NAMED |= {name: pointer(named) for name, named in NAMED.items() if named.startswith("$.")}
 """What the error names. The limit on time may come first, whose error names the place. Whether an
 answer by the ambiguous rule comes to the matcher's limit depends on what is sampled."""
 SLOW: dict[str, GrammarSpec] = {
