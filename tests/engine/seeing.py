@@ -75,6 +75,15 @@ def _ids(tokens: tuple[str, ...], **names: str) -> dict[str, int | None]:
     return {field: made.token_to_id(token) for field, token in names.items()}
 
 
+QWEN_IDS = _ids(
+    QWEN_TOKENS,
+    image_token_id="<|image_pad|>",
+    video_token_id="<|video_pad|>",
+    vision_start_token_id="<|vision_start|>",
+    vision_end_token_id="<|vision_end|>",
+)
+"""The fields of config.json that name the tokens around a picture."""
+
 QWEN3_VL = Seeing(
     families.Case(
         "qwen3-vl",
@@ -102,13 +111,7 @@ QWEN3_VL = Seeing(
                 "deepstack_visual_indexes": [0, 2],
                 "initializer_range": 0.08,
             },
-            **_ids(
-                QWEN_TOKENS,
-                image_token_id="<|image_pad|>",
-                video_token_id="<|video_pad|>",
-                vision_start_token_id="<|vision_start|>",
-                vision_end_token_id="<|vision_end|>",
-            ),
+            **QWEN_IDS,
         },
     ),
     QWEN_TOKENS,
@@ -152,13 +155,7 @@ QWEN2_5_VL = Seeing(
                 "out_hidden_size": 64,
                 "initializer_range": 0.08,
             },
-            **_ids(
-                QWEN_TOKENS,
-                image_token_id="<|image_pad|>",
-                video_token_id="<|video_pad|>",
-                vision_start_token_id="<|vision_start|>",
-                vision_end_token_id="<|vision_end|>",
-            ),
+            **QWEN_IDS,
         },
     ),
     QWEN_TOKENS,
@@ -205,13 +202,7 @@ QWEN3_5 = Seeing(
                 "num_position_embeddings": 16,
                 "initializer_range": 0.08,
             },
-            **_ids(
-                QWEN_TOKENS,
-                image_token_id="<|image_pad|>",
-                video_token_id="<|video_pad|>",
-                vision_start_token_id="<|vision_start|>",
-                vision_end_token_id="<|vision_end|>",
-            ),
+            **QWEN_IDS,
         },
     ),
     QWEN_TOKENS,
